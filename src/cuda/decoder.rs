@@ -16,6 +16,11 @@ use omni_model::weights::Scope;
 
 /// Positions of the sequences that `attend_short2_write` takes.
 const MAX_SHORT: usize = 17;
+/// Query heads per kv head, and rows of a block, of `kernels/group_attention.cu`.
+const GROUP: usize = 8;
+const GROUP_ROWS: usize = 16;
+/// Its shared memory: three pieces of 32 keys and values, and the queries.
+const GROUP_BYTES: usize = 3 * 2 * 32 * 128 * 2 + GROUP * GROUP_ROWS * (128 + 8) * 2;
 /// The widest head that the kernels take.
 const MAX_HEAD: usize = 256;
 
@@ -90,6 +95,8 @@ pub struct Attention {
     fast: Option<[[Kernel; 2]; 3]>,
     /// For short sequences with two query heads per kv head.
     short: Option<Kernel>,
+    /// For eight query heads per kv head: tokens of different sequences, with writing, and positions of prompts.
+    group: Option<[Kernel; 2]>,
 }
 
 /// `AttentionArgs` of `kernels/attention.cu`.
@@ -385,17 +392,23 @@ impl Attention {
                 plain: gpu.kernel("attend_plain_f32")?,
                 fast: None,
                 short: None,
+                group: None,
             },
-            Precision::Bf16 => Attention {
-                write: gpu.kernel("kv_write_bf16")?,
-                plain: gpu.kernel("attend_plain_bf16")?,
-                fast: Some([
-                    [gpu.kernel("attend_fast1")?, gpu.kernel("attend_fast1_write")?],
-                    [gpu.kernel("attend_fast2")?, gpu.kernel("attend_fast2_write")?],
-                    [gpu.kernel("attend_fast4")?, gpu.kernel("attend_fast4_write")?],
-                ]),
-                short: Some(gpu.kernel("attend_short2_write")?),
-            },
+            Precision::Bf16 => {
+                let group = [gpu.kernel("attend_group8_write")?, gpu.kernel("attend_group8_prompt")?];
+                group[1].allow_shared(GROUP_BYTES)?;
+                Attention {
+                    write: gpu.kernel("kv_write_bf16")?,
+                    plain: gpu.kernel("attend_plain_bf16")?,
+                    fast: Some([
+                        [gpu.kernel("attend_fast1")?, gpu.kernel("attend_fast1_write")?],
+                        [gpu.kernel("attend_fast2")?, gpu.kernel("attend_fast2_write")?],
+                        [gpu.kernel("attend_fast4")?, gpu.kernel("attend_fast4_write")?],
+                    ]),
+                    short: Some(gpu.kernel("attend_short2_write")?),
+                    group: Some(group),
+                }
+            }
         })
     }
 
@@ -420,6 +433,19 @@ impl Attention {
             let shape = Shape::new(kv_heads, 64).by(rows).overlapping();
             // SAFETY: as below.
             return unsafe { short.launch(stream, shape, kernel_args![args]) };
+        }
+        if let Some([alone, prompt]) = self.group.filter(|_| args.head_dim == 128 && group == GROUP) {
+            let shape = Shape::new(kv_heads, 256).overlapping();
+            // SAFETY: as below.
+            return unsafe {
+                if distinct {
+                    alone.launch(stream, shape.by(rows), kernel_args![args])
+                } else {
+                    self.write.launch(stream, Shape::new(kv_heads, 64).by(rows).overlapping(), kernel_args![args])?;
+                    let shape = shape.by(rows.div_ceil(GROUP_ROWS)).shared(GROUP_BYTES);
+                    prompt.launch(stream, shape, kernel_args![args])
+                }
+            };
         }
         // SAFETY: the argument is `AttentionArgs`; all addresses are of buffers of the engine and its caller.
         unsafe {

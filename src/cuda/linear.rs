@@ -110,10 +110,14 @@ const MAX_NORMED: usize = 2048;
 const WIDE: usize = 4096;
 /// Outputs up to which tiles leave most of the device idle, so that several blocks share one.
 const NARROW: usize = 2048;
+/// Tiles of 128 outputs by 64 rows from which they fill the device. As measured on an H200, docs/cuda-thinker.md.
+const SLIM_TILES: usize = 128;
 /// Blocks that share one: `PARTS` of `kernels/common.cuh`.
 const PARTS: usize = 8;
 /// `STAGES`, `ROWS` and `DEPTH` of `kernels/linear.cu`.
 const TILE_BYTES: fn(usize) -> usize = |outputs| 5 * (outputs + 64) * 64 * 2;
+/// Shared memory of a block of `kernels/prompt_linear.cu`.
+const SLIM_BYTES: usize = 4 * (128 + 64) * 64 * 2;
 const THREADS: u32 = 256;
 
 /// Whether the kernels on tensor cores take a layer of this size; the plain ones take any. Of gate and up of a width
@@ -138,6 +142,8 @@ struct Fast {
     large: [Kernel; 2],
     /// Eight blocks to a tile of 64 outputs.
     parts: Kernel,
+    /// Tiles of 128 outputs, for the many rows of prompts.
+    slim: Kernel,
 }
 
 /// All of them for one element type, with the room that norms need.
@@ -177,6 +183,7 @@ macro_rules! variants {
                     $gpu.kernel(concat!("linear_large64_", $name))?,
                 ],
                 parts: $gpu.kernel(concat!("linear_parts_", $name))?,
+                slim: $gpu.kernel(concat!("linear_slim_", $name))?,
             }),
         }
     };
@@ -219,6 +226,7 @@ impl Products {
                 kernel.allow_shared(TILE_BYTES(outputs))?;
             }
             fast.parts.allow_shared(TILE_BYTES(64))?;
+            fast.slim.allow_shared(SLIM_BYTES)?;
         }
         let (norm, norm_full) = match precision {
             Precision::F32 => ("rms_norm_f32", "rms_norm_f32"),
@@ -288,6 +296,9 @@ impl Products {
                 if rows <= SMALL_ROWS {
                     let kernel = fast.small[usize::from(rows > 8)][usize::from(args.gain != 0)];
                     (kernel, Shape::new(outputs / 16, THREADS).overlapping())
+                } else if *outputs <= WIDE && outputs.is_multiple_of(128) && tiles * (outputs / 128) >= SLIM_TILES {
+                    let shape = Shape::new(tiles, THREADS).by(outputs / 128).shared(SLIM_BYTES);
+                    (fast.slim, shape.overlapping())
                 } else if *outputs <= NARROW && outputs.is_multiple_of(64) && self.clusters {
                     let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
                     (fast.parts, shape.clusters(PARTS).overlapping())
@@ -352,6 +363,11 @@ impl Products {
         let shape = Shape::new(rows, THREADS).overlapping();
         // SAFETY: the arguments are those of `rms_norm_*` in kernels/linear.cu.
         unsafe { kernel.launch(stream, shape, kernel_args![x, norm.gain, y, rows as i32, width as i32, norm.eps]) }
+    }
+
+    /// Whether a layer of these sizes has fast kernels here.
+    pub(super) fn is_fast(&self, layer: &Linear) -> bool {
+        self.precision == Precision::Bf16 && !self.plain && fast_sizes(layer.outputs, layer.inputs)
     }
 
     /// Element type.

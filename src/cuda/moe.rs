@@ -12,10 +12,15 @@ use omni_model::LoadError;
 use omni_model::hf::{DecoderConfig, MoeConfig};
 use omni_model::weights::Scope;
 
-/// `MAX_EXPERTS`, `MAX_CHOICES` and `GROUP` of `kernels/moe.cuh`.
+/// `MAX_EXPERTS` and `MAX_CHOICES` of `kernels/moe.cuh`.
 const MAX_EXPERTS: usize = 512;
 const MAX_CHOICES: usize = 32;
-const GROUP: usize = 32;
+/// Pairs of an expert that a tile takes: `kernels/prompt_moe.cu`.
+const TILES: [usize; 2] = [32, 64];
+/// Shared memory of such a tile.
+const TILE_BYTES: fn(usize) -> usize = |pairs| 4 * (128 + pairs) * 64 * 2;
+/// Pairs per expert from which the larger tiles read weights less often. As measured on an H200, docs/cuda-thinker.md.
+const MANY_PAIRS: usize = 96;
 /// Up to so many pairs of a row and an expert, each pair reads the expert's weights for itself, because few pairs share
 /// an expert. As measured on an H200, docs/cuda-thinker.md.
 const FEW_PAIRS: usize = 56;
@@ -70,16 +75,21 @@ impl Sizes {
         self.inner.max(self.shared)
     }
 
-    /// Groups that so many rows can make.
-    fn groups(&self, rows: usize) -> usize {
+    /// Groups of up to `of` pairs that so many rows can make.
+    fn groups(&self, rows: usize, of: usize) -> usize {
         let pairs = rows * self.choices();
-        pairs.min(self.experts + 1 + pairs / GROUP)
+        pairs.min(self.experts + 1 + pairs / of)
+    }
+
+    /// Which of [`TILES`] suits so many rows.
+    fn tile(&self, rows: usize) -> usize {
+        usize::from(rows * self.top_k >= MANY_PAIRS * self.experts)
     }
 
     /// Whether the kernels on tensor cores take them; the plain ones take any. Of a width that is no multiple of 8 the
     /// last turn of gate and up is short, and so such a width must never be fast.
     fn fast(&self) -> bool {
-        self.hidden.is_multiple_of(256) && self.inner.is_multiple_of(32) && self.shared.is_multiple_of(32)
+        self.hidden.is_multiple_of(512) && self.inner.is_multiple_of(64) && self.shared.is_multiple_of(64)
     }
 }
 
@@ -128,6 +138,8 @@ struct Args {
     experts: i32,
     choices: i32,
     max_groups: i32,
+    group: i32,
+    unused: i32,
 }
 
 impl Moe {
@@ -175,8 +187,8 @@ pub struct Experts {
     /// Gate and up, and down.
     plain: [Kernel; 2],
     fast: Option<Fast>,
-    /// Only the kernels for many rows: for tests.
-    grouped: bool,
+    /// Only the kernels for many rows, in which of [`TILES`]: for tests.
+    grouped: Option<usize>,
     logits: Buffer<f32>,
     normed: Buffer<u8>,
     chosen: Buffer<i32>,
@@ -192,7 +204,8 @@ pub struct Experts {
 struct Fast {
     few: [Kernel; 2],
     sort: Kernel,
-    many: [Kernel; 2],
+    /// For each of [`TILES`], gate and up, and down.
+    tiles: [[Kernel; 2]; 2],
     gather: Kernel,
 }
 
@@ -221,9 +234,17 @@ impl Experts {
                 let fast = Fast {
                     few: [gpu.kernel("moe_gate_up_few")?, gpu.kernel("moe_down_few")?],
                     sort: gpu.kernel("moe_sort")?,
-                    many: [gpu.kernel("moe_gate_up_many")?, gpu.kernel("moe_down_many")?],
+                    tiles: [
+                        [gpu.kernel("moe_gate_up_tiles32")?, gpu.kernel("moe_down_tiles32")?],
+                        [gpu.kernel("moe_gate_up_tiles64")?, gpu.kernel("moe_down_tiles64")?],
+                    ],
                     gather: gpu.kernel("moe_gather")?,
                 };
+                for (kernels, pairs) in fast.tiles.iter().zip(TILES) {
+                    for kernel in kernels {
+                        kernel.allow_shared(TILE_BYTES(pairs))?;
+                    }
+                }
                 ("moe_route_bf16", ["moe_gate_up_plain_bf16", "moe_down_plain_bf16"], Some(fast))
             }
         };
@@ -233,13 +254,13 @@ impl Experts {
             route: gpu.kernel(route)?,
             plain: [gpu.kernel(plain[0])?, gpu.kernel(plain[1])?],
             fast,
-            grouped: false,
+            grouped: None,
             logits: gpu.zeros("scratch", rows * most(&|s| s.experts))?,
             normed: gpu.zeros("scratch", rows * most(&|s| s.hidden) * bytes)?,
             chosen: gpu.zeros("scratch", pairs)?,
             weights: gpu.zeros("scratch", pairs)?,
             order: gpu.zeros("scratch", pairs)?,
-            groups: gpu.zeros("scratch", 4 * most(&|s| s.groups(rows)))?,
+            groups: gpu.zeros("scratch", 4 * most(&|s| s.groups(rows, TILES[0])))?,
             between: gpu.zeros("scratch", most(&|s| rows * s.choices() * s.width()) * bytes)?,
             outputs: gpu.zeros("scratch", outputs)?,
         }))
@@ -252,10 +273,10 @@ impl Experts {
         self
     }
 
-    /// The same with the kernels for many rows whatever their number.
+    /// The same with the kernels for many rows whatever their number, in small or in `large` tiles.
     #[must_use]
-    pub fn grouped(mut self) -> Experts {
-        self.grouped = true;
+    pub fn grouped(mut self, large: bool) -> Experts {
+        self.grouped = Some(usize::from(large));
         self
     }
 
@@ -274,12 +295,22 @@ impl Experts {
         let s = &moe.sizes;
         let (choices, width) = (s.choices(), s.width());
         let pairs = rows * choices;
-        products.run(stream, Mode::StoreF32, &moe.router, Input::Normed(x, norm), self.logits.address(), rows)?;
+        let fast = self.fast.filter(|_| s.fast());
+        let few = pairs <= FEW_PAIRS && choices <= FEW_CHOICES && self.grouped.is_none();
+        // Of many rows the router takes the normed ones that the experts take, with the same bits.
+        let ready = fast.is_some() && !few && products.is_fast(&moe.router);
+        let input = if ready {
+            products.norm(stream, x, norm, self.normed.address(), rows, s.hidden)?;
+            Input::Ready(self.normed.address())
+        } else {
+            Input::Normed(x, norm)
+        };
+        products.run(stream, Mode::StoreF32, &moe.router, input, self.logits.address(), rows)?;
         let shared = moe.shared.as_ref();
         let address = |of: fn(&Shared) -> &Weight| shared.map_or(0, |shared| of(shared).address());
         let route = RouteArgs {
             logits: self.logits.address(),
-            x,
+            x: if ready { 0 } else { x },
             gain: norm.gain,
             gate: address(|shared| &shared.gate),
             positions,
@@ -294,7 +325,8 @@ impl Experts {
             normalize: i32::from(s.normalize),
             eps: norm.eps,
         };
-        let max_groups = s.groups(rows);
+        let tile = self.grouped.unwrap_or_else(|| s.tile(rows));
+        let max_groups = s.groups(rows, TILES[tile]);
         let args = Args {
             gate_up: moe.gate_up.address(),
             down: moe.down.address(),
@@ -316,6 +348,8 @@ impl Experts {
             experts: s.experts as i32,
             choices: choices as i32,
             max_groups: max_groups as i32,
+            group: TILES[tile] as i32,
+            unused: 0,
         };
         // SAFETY: the argument is `RouteArgs`; all addresses are of the layer's weights, of buffers made for so many
         // rows, and of the caller's rows.
@@ -323,12 +357,11 @@ impl Experts {
             let shape = Shape::new(rows.div_ceil(8), THREADS).overlapping();
             self.route.launch(stream, shape, kernel_args![route])?;
         }
-        let few = pairs <= FEW_PAIRS && choices <= FEW_CHOICES && !self.grouped;
         let step = |kernel: Kernel, shape: Shape| {
             // SAFETY: as above, with `MoeArgs`.
             unsafe { kernel.launch(stream, shape.overlapping(), kernel_args![args]) }
         };
-        match self.fast.filter(|_| s.fast()) {
+        match fast {
             None => {
                 step(self.plain[0], Shape::new(width.div_ceil(8), THREADS).by(pairs))?;
                 step(self.plain[1], Shape::new(s.hidden.div_ceil(8), THREADS).by(rows))
@@ -339,8 +372,10 @@ impl Experts {
             }
             Some(fast) => {
                 step(fast.sort, Shape::new(1, 1024))?;
-                step(fast.many[0], Shape::new(width / 8, THREADS).by(max_groups))?;
-                step(fast.many[1], Shape::new(s.hidden.div_ceil(128), THREADS).by(max_groups))?;
+                let shape =
+                    |weights: usize| Shape::new(weights / 128, THREADS).by(max_groups).shared(TILE_BYTES(TILES[tile]));
+                step(fast.tiles[tile][0], shape(2 * width))?;
+                step(fast.tiles[tile][1], shape(s.hidden))?;
                 step(fast.gather, Shape::new(rows, THREADS))
             }
         }

@@ -65,12 +65,12 @@ fn fast_products_equal_plain_ones_and_do_not_depend_on_the_batch() {
     let gpu = gpu();
     let stream = gpu.stream(Priority::Normal).unwrap();
     let up = Uploader::new(&gpu, Precision::Bf16).unwrap();
-    let fast = Products::new(&gpu, Precision::Bf16, 256, 6144).unwrap();
-    let plain = Products::new(&gpu, Precision::Bf16, 256, 6144).unwrap().plain();
+    let fast = Products::new(&gpu, Precision::Bf16, 320, 6144).unwrap();
+    let plain = Products::new(&gpu, Precision::Bf16, 320, 6144).unwrap().plain();
     for (outputs, inputs) in [(4096, 2048), (2048, 6144), (1024, 3072), (6144, 1024), (2048, 512), (96, 512)] {
         let weight = on_device(&up, &noise(outputs * inputs, (3.0 / inputs as f32).sqrt(), 1));
         let bias = on_device(&up, &noise(outputs, 1.0, 2));
-        let rows = noise(128 * inputs, 1.7, 3);
+        let rows = noise(310 * inputs, 1.7, 3);
         let (ready, raw) = (on_device(&up, &rows), gpu.upload("rows", &rows).unwrap());
         let gain = on_device(&up, &noise(inputs, 1.0, 4));
         let gated = Linear::new(weight, None, outputs, inputs);
@@ -81,12 +81,12 @@ fn fast_products_equal_plain_ones_and_do_not_depend_on_the_batch() {
             let results = if mode == Mode::SiluMul { outputs / 2 } else { outputs };
             for norm in [None, Some(Norm { gain: gain.address(), eps: 1e-6 })] {
                 let case = Case { gpu: &gpu, stream: &stream, layer, mode, ready: &ready, raw: &raw, norm, results };
-                let want = case.run(&plain, 128);
-                let whole = case.run(&fast, 128);
+                let want = case.run(&plain, 310);
+                let whole = case.run(&fast, 310);
                 let what = format!("{mode:?} {outputs}x{inputs} norm {}", norm.is_some());
                 assert!(error(&whole, &want) < 4e-3, "{what}: {}", error(&whole, &want));
-                for rows in [1, 2, 8, 9, 16, 17, 33, 64, 65, 100] {
-                    assert!(case.run(&fast, rows) == whole[..rows * results], "{what}: {rows} rows differ from 128");
+                for rows in [1, 2, 8, 9, 16, 17, 33, 64, 65, 100, 128, 129, 200] {
+                    assert!(case.run(&fast, rows) == whole[..rows * results], "{what}: {rows} rows differ from 310");
                 }
             }
         }
@@ -138,6 +138,7 @@ fn fast_attention_equals_plain_attention() {
         (16, 8, 16, 2, "attend_short2_write", 2),
         (16, 16, 300, 40, "attend_fast1_write", 1),
         (32, 8, 300, 40, "attend_fast4_write", 4),
+        (32, 4, 600, 40, "attend_group8_write", 8),
     ];
     for (heads, kv_heads, longest, max_pages, kernel, together) in cases {
         let rows = 50usize;

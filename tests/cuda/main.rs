@@ -16,6 +16,7 @@ mod encoder;
 mod kept;
 mod kernels;
 mod moe;
+mod prompts;
 mod replicas;
 mod talker;
 mod thinker;

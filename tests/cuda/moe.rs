@@ -143,7 +143,7 @@ fn feed_forward_layers_of_any_width_compute_on_a_gpu_what_they_compute_on_a_cpu(
 }
 
 /// One layer at its real size.
-fn real(name: &str, test: impl Fn(&Gpu, &Stack, &DecoderConfig)) {
+pub(crate) fn real(name: &str, test: impl Fn(&Gpu, &Stack, &DecoderConfig)) {
     let gpu = gpu();
     let folder = path("configs/models/Qwen3-Omni-30B-A3B-Instruct");
     let checkpoint = Checkpoint::open_as(&folder, WeightsKind::Random { seed: 5 }, None).unwrap();
@@ -158,19 +158,28 @@ fn real(name: &str, test: impl Fn(&Gpu, &Stack, &DecoderConfig)) {
 fn fast_is_plain(name: &str) {
     real(name, |gpu, stack, config| {
         let hidden = config.hidden_size;
-        let engine = || Engine::new(gpu, Precision::Bf16, 80, &[config], hidden).unwrap();
-        let (fast, mut plain, mut grouped) = (engine(), engine(), engine());
+        let engine = || Engine::new(gpu, Precision::Bf16, 320, &[config], hidden).unwrap();
+        let (fast, mut plain, mut grouped, mut large) = (engine(), engine(), engine(), engine());
         plain.experts = plain.experts.map(|experts| experts.plain());
-        grouped.experts = grouped.experts.map(|experts| experts.grouped());
+        grouped.experts = grouped.experts.map(|experts| experts.grouped(false));
+        large.experts = large.experts.map(|experts| experts.grouped(true));
         let mut alone: Option<Vec<f32>> = None;
-        for (lens, padding) in [(vec![1], 0), (vec![1, 2], 5), (vec![1, 15], 0), (vec![1, 16], 0), (vec![1; 41], 23)] {
+        for (lens, padding) in [
+            (vec![1], 0),
+            (vec![1, 2], 5),
+            (vec![1, 15], 0),
+            (vec![1, 16], 0),
+            (vec![1; 41], 23),
+            (vec![1, 120, 3, 100], 90),
+        ] {
             let rows = lens.iter().sum::<usize>();
             let x = numbers((rows + padding) * hidden, 9);
             let launch = Launch { gpu, stack, precision: Precision::Bf16, lens: &lens, padding };
-            let [got, want, many] = [&fast, &plain, &grouped].map(|engine| launch.run(engine, &x));
+            let [got, want, many, larger] = [&fast, &plain, &grouped, &large].map(|engine| launch.run(engine, &x));
             let error = distance(&got, &want);
             assert!(error < 4e-3, "{name}, {rows} rows: {error:.1e}");
             assert!(got == many, "{name}, {rows} rows: the kernels for few and for many rows differ");
+            assert!(got == larger, "{name}, {rows} rows: small and large tiles differ");
             let first = alone.get_or_insert_with(|| got[..hidden].to_vec());
             assert!(first[..] == got[..hidden], "{name}: the first of {rows} rows differs from the one alone");
             assert!(got[rows * hidden..] == want[rows * hidden..], "{name}: padding");

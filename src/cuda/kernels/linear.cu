@@ -6,7 +6,7 @@
 //   linear_parts_*  the same, eight blocks to a tile, for layers with too few outputs to fill the device
 
 #include "linear.cuh"
-#include "mma.cuh"
+#include "tiles.cuh"
 
 // ---- plain -------------------------------------------------------------------------------------------------------------
 
@@ -192,24 +192,8 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     }
 }
 
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool there) {
-    const int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
-}
-
-constexpr int DEPTH = 64;   // inputs of a tile in shared memory: 128 bytes, eight pieces of 16
 constexpr int ROWS = 64;    // rows of x of a block
 constexpr int STAGES = 5;
-
-// Where piece `piece` of row `row` lies: shuffled so that neither storing nor loading meets a bank twice.
-__device__ __forceinline__ int place(int row, int piece) {
-    return row * DEPTH + (piece ^ (((row & 1) << 2) | ((row >> 1) & 3))) * 8;
-}
 
 // Copies the tiles of a block and multiplies them: BM outputs by 64 rows, eight warps, BM / 16 along the outputs and
 // the others along the rows. `steps` tiles of DEPTH inputs from `input0` on; after every `per_part` of them,
@@ -284,9 +268,9 @@ struct Tiles {
                 for (int n = 0; n < NT; ++n) b[n][half] = *reinterpret_cast<const uint4*>(tile + x_at[half] + n * 8 * DEPTH);
             }
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < 4; ++half) {
 #pragma unroll
-                for (int n = 0; n < NT; ++n) mma_step(acc[n], low[half], high[half], b[n][half]);
+                for (int n = 0; n < NT; ++n) mma_half(acc[n], low[half / 2], high[half / 2], b[n][half / 2], half % 2);
             }
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             into = into + 1 == STAGES ? 0 : into + 1;
@@ -438,10 +422,10 @@ __device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, 
     for (int i = threadIdx.x * 4; i < width; i += 256 * 4) {
         const float4 v = *reinterpret_cast<const float4*>(x + i);
         const float each[4] = {v.x, v.y, v.z, v.w};
+        OUT out[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            y[i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
-        }
+        for (int j = 0; j < 4; ++j) out[j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
+        memcpy(y + i, out, sizeof(out));
     }
 }
 

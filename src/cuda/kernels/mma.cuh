@@ -21,6 +21,15 @@ __device__ __forceinline__ void mma_step(float (&c)[4], const uint4& low, const 
     mma(c, low.z, high.z, low.w, high.w, x.z, x.w);
 }
 
+// The halves of `mma_step`: many sums take all first halves and then all second ones, or each would wait for its own.
+__device__ __forceinline__ void mma_half(float (&c)[4], const uint4& low, const uint4& high, const uint4& x, int half) {
+    if (half == 0) {
+        mma(c, low.x, high.x, low.y, high.y, x.x, x.y);
+    } else {
+        mma(c, low.z, high.z, low.w, high.w, x.z, x.w);
+    }
+}
+
 // Weights are read once: they need not push anything out of the first-level cache.
 __device__ __forceinline__ uint4 load_weights(const bf16* p) {
     uint4 v;

@@ -3,8 +3,9 @@
 //   moe_route_*        norms the rows and picks their experts
 //   moe_*_plain_*      any type and size: what the others are tested against, and the f32 engine
 //   moe_*_few          bf16, few rows: every pair reads its expert's weights, at the speed of the memory
-//   moe_sort, moe_*_many, moe_gather
-//                      bf16, more rows: pairs are grouped by expert, whose weights are read once per GROUP pairs
+//   moe_sort, moe_*_tiles*, moe_gather
+//                      bf16, more rows: pairs are grouped by expert, whose weights are read once per group (the tiles
+//                      are in prompt_moe.cu)
 //
 // A pair's numbers are summed in one order that depends on the sizes alone, and a row adds up its experts in the order
 // of their numbers: the same bits whatever the batch, and whichever of the fast kernels ran.
@@ -22,8 +23,10 @@ __device__ __forceinline__ void route(const RouteArgs& a) {
     __shared__ float shares[8][MAX_EXPERTS];
     let_next_start();
     wait_for_previous();
-    norm_rows(a.x, static_cast<const T*>(a.gain), static_cast<T*>(a.normed), a.rows, a.hidden, a.eps);
-    __syncthreads();
+    if (a.x != nullptr) {
+        norm_rows(a.x, static_cast<const T*>(a.gain), static_cast<T*>(a.normed), a.rows, a.hidden, a.eps);
+        __syncthreads();
+    }
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x * 8 + warp;
     if (row >= a.rows) return;
@@ -106,23 +109,6 @@ __device__ __forceinline__ void route(const RouteArgs& a) {
     }
 }
 
-// ---- weights of a pair -------------------------------------------------------------------------------------------------
-
-template <typename T>
-__device__ __forceinline__ int inner_of(const MoeArgs& a, int expert) { return expert == a.experts ? a.shared_inner : a.inner; }
-
-template <typename T>
-__device__ __forceinline__ const T* gate_up_of(const MoeArgs& a, int expert) {
-    if (expert == a.experts) return static_cast<const T*>(a.shared_gate_up);
-    return static_cast<const T*>(a.gate_up) + static_cast<size_t>(expert) * 2 * a.inner * a.hidden;
-}
-
-template <typename T>
-__device__ __forceinline__ const T* down_of(const MoeArgs& a, int expert) {
-    if (expert == a.experts) return static_cast<const T*>(a.shared_down);
-    return static_cast<const T*>(a.down) + static_cast<size_t>(expert) * a.hidden * a.inner;
-}
-
 // ---- plain -------------------------------------------------------------------------------------------------------------
 
 // One warp per result. Grid: (width / 8 rounded up, pairs). 8 gates, then their 8 ups; fewer of each at the end.
@@ -133,7 +119,7 @@ __device__ __forceinline__ void gate_up_plain(const MoeArgs& a) {
     const int lane = threadIdx.x % WARP, pair = blockIdx.y, result = blockIdx.x * 8 + threadIdx.x / WARP;
     const int expert = a.chosen[pair];
     if (expert < 0) return;
-    const int inner = inner_of<T>(a, expert);
+    const int inner = inner_of(a, expert);
     if (result >= inner) return;
     const T* weights = gate_up_of<T>(a, expert);
     const T* gate = weights + static_cast<size_t>(gate_row(result)) * a.hidden;
@@ -157,7 +143,7 @@ __device__ __forceinline__ void down_plain(const MoeArgs& a) {
     if (output >= a.hidden || a.chosen[row * a.choices] < 0) return;
     float total = 0.f;
     for (int j = 0; j < a.choices; ++j) {
-        const int pair = row * a.choices + j, expert = a.chosen[pair], inner = inner_of<T>(a, expert);
+        const int pair = row * a.choices + j, expert = a.chosen[pair], inner = inner_of(a, expert);
         const T* w = down_of<T>(a, expert) + static_cast<size_t>(output) * inner;
         const T* y = static_cast<const T*>(a.between) + static_cast<size_t>(pair) * a.width;
         float sum = 0.f;
@@ -170,32 +156,21 @@ __device__ __forceinline__ void down_plain(const MoeArgs& a) {
 
 // ---- tensor cores ------------------------------------------------------------------------------------------------------
 
-// Eight results of an expert, gate and up, for up to NT * 8 of its pairs per block; each of the eight warps takes one
-// part of the inputs. Grid: (width / 8, pairs or groups).
-template <int NT, bool MANY>
-__device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
-    constexpr int AHEAD = MANY ? 4 : 8;
-    __shared__ float sums[PARTS][NT * 8][TILE + 1];
+// Eight results of an expert, gate and up, for one pair; each of the eight warps takes one part of the inputs. Grid:
+// (width / 8, pairs).
+__device__ __forceinline__ void gate_up_few(const MoeArgs& a) {
+    constexpr int AHEAD = 8;
+    __shared__ float sums[PARTS][TILE + 1];
     let_next_start();
     wait_for_previous();
-    int expert, count = 1;
-    const int* pairs = nullptr;
-    if (MANY) {
-        const Group group = a.groups[blockIdx.y];
-        expert = group.expert;
-        count = group.count;
-        pairs = a.order + group.first;
-        if (count == 0) return;
-    } else {
-        expert = a.chosen[blockIdx.y];
-        if (expert < 0) return;
-    }
-    if (blockIdx.x * 8 >= inner_of<bf16>(a, expert)) return;
+    const int pair = blockIdx.y, expert = a.chosen[pair];
+    if (expert < 0 || blockIdx.x * 8 >= inner_of(a, expert)) return;
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int part = a.hidden / PARTS, steps = part / STEP, first = warp * part + t * 8;
     const bf16* low = gate_up_of<bf16>(a, expert) + static_cast<size_t>(blockIdx.x * TILE + g) * a.hidden + first;
     const bf16* high = low + static_cast<size_t>(8) * a.hidden;
+    const bf16* from = static_cast<const bf16*>(a.normed) + static_cast<size_t>(pair / a.choices) * a.hidden + first;
     uint4 w[AHEAD][2];
     const auto fetch = [&](int step) {
 #pragma unroll
@@ -207,60 +182,42 @@ __device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
         }
     };
     fetch(0);
-    const bf16* from[NT];
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        const int of = n * 8 + g;
-        const int pair = MANY ? pairs[min(of, count - 1)] : static_cast<int>(blockIdx.y);
-        from[n] = static_cast<const bf16*>(a.normed) + static_cast<size_t>(pair / a.choices) * a.hidden + first;
-    }
-
-    float acc[NT][4] = {};
+    float acc[4] = {};
     for (int step = 0; step < steps; step += AHEAD) {
+        uint4 x[AHEAD];
 #pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            if (n * 8 >= count) break;
-            const bool there = n * 8 + g < count;
-            uint4 x[AHEAD];
+        for (int u = 0; u < AHEAD; ++u) {
+            x[u] = make_uint4(0, 0, 0, 0);
+            if (g == 0 && step + u < steps) x[u] = *reinterpret_cast<const uint4*>(from + (step + u) * STEP);
+        }
 #pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                x[u] = make_uint4(0, 0, 0, 0);
-                if (there && step + u < steps) x[u] = *reinterpret_cast<const uint4*>(from[n] + (step + u) * STEP);
-            }
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x[u]);
-            }
+        for (int u = 0; u < AHEAD; ++u) {
+            if (step + u < steps) mma_step(acc, w[u][0], w[u][1], x[u]);
         }
         if (step + AHEAD < steps) fetch(step + AHEAD);
     }
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        sums[warp][n * 8 + 2 * t][g] = acc[n][0];
-        sums[warp][n * 8 + 2 * t + 1][g] = acc[n][1];
-        sums[warp][n * 8 + 2 * t][g + 8] = acc[n][2];
-        sums[warp][n * 8 + 2 * t + 1][g + 8] = acc[n][3];
+    if (t == 0) {
+        sums[warp][g] = acc[0];
+        sums[warp][g + 8] = acc[2];
     }
     __syncthreads();
-    const auto total = [&](int of, int output) {
-        float sum = sums[0][of][output];
+    if (threadIdx.x >= 8) return;
+    const auto total = [&](int output) {
+        float sum = sums[0][output];
 #pragma unroll
-        for (int p = 1; p < PARTS; ++p) sum = __fadd_rn(sum, sums[p][of][output]);
+        for (int p = 1; p < PARTS; ++p) sum = __fadd_rn(sum, sums[p][output]);
         return sum;
     };
-    const int of = threadIdx.x / 8, at = threadIdx.x % 8;
-    if (of >= count) return;
-    const size_t pair = MANY ? pairs[of] : static_cast<int>(blockIdx.y);
-    static_cast<bf16*>(a.between)[pair * a.width + blockIdx.x * 8 + at] = __float2bfloat16_rn(silu(total(of, at)) * total(of, at + 8));
+    const int at = threadIdx.x;
+    static_cast<bf16*>(a.between)[static_cast<size_t>(pair) * a.width + blockIdx.x * 8 + at] = __float2bfloat16_rn(silu(total(at)) * total(at + 8));
 }
 
-// 16 outputs of one expert for up to NT * 8 pairs by one warp, all inputs in one chain of sums. `from[n]`: where the
-// pair of this lane begins in `between`, plus its 8t; null where there is none.
-template <int NT, int AHEAD>
-__device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int output0, const bf16* const (&from)[NT], int count,
-                                          float (&acc)[NT][4]) {
+// 16 outputs of one expert for one pair by one warp, all inputs in one chain of sums. `from`: where the pair begins in
+// `between`, plus 8t, for the lanes of column 0; null for the others.
+template <int AHEAD>
+__device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int output0, const bf16* from, float (&acc)[4]) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int inner = inner_of<bf16>(a, expert), steps = inner / STEP;
+    const int inner = inner_of(a, expert), steps = inner / STEP;
     const bf16* low = down_of<bf16>(a, expert) + static_cast<size_t>(output0 + g) * inner + t * 8;
     const bf16* high = low + static_cast<size_t>(8) * inner;
     uint4 w[AHEAD][2];
@@ -273,14 +230,10 @@ __device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int outp
             }
         }
 #pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            if (n * 8 >= count) break;
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                uint4 x = make_uint4(0, 0, 0, 0);
-                if (from[n] != nullptr && step + u < steps) x = *reinterpret_cast<const uint4*>(from[n] + (step + u) * STEP);
-                if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x);
-            }
+        for (int u = 0; u < AHEAD; ++u) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (from != nullptr && step + u < steps) x = *reinterpret_cast<const uint4*>(from + (step + u) * STEP);
+            if (step + u < steps) mma_step(acc, w[u][0], w[u][1], x);
         }
     }
 }
@@ -294,12 +247,12 @@ __device__ __forceinline__ void down_few(const MoeArgs& a) {
     const int row = blockIdx.y, pair = row * a.choices + warp, expert = a.chosen[pair];
     // A row visits all of its experts or none.
     if (expert < 0) return;
-    const bf16* from[1] = {g == 0 ? static_cast<const bf16*>(a.between) + static_cast<size_t>(pair) * a.width + t * 8 : nullptr};
-    float acc[1][4] = {};
-    down_tile<1, 8>(a, expert, blockIdx.x * TILE, from, 1, acc);
+    const bf16* from = g == 0 ? static_cast<const bf16*>(a.between) + static_cast<size_t>(pair) * a.width + t * 8 : nullptr;
+    float acc[4] = {};
+    down_tile<8>(a, expert, blockIdx.x * TILE, from, acc);
     if (t == 0) {
-        outputs[warp][g] = acc[0][0];
-        outputs[warp][g + 8] = acc[0][2];
+        outputs[warp][g] = acc[0];
+        outputs[warp][g + 8] = acc[2];
     }
     __syncthreads();
     if (threadIdx.x >= TILE) return;
@@ -309,37 +262,6 @@ __device__ __forceinline__ void down_few(const MoeArgs& a) {
         total = j == 0 ? own : __fadd_rn(total, own);
     }
     a.x[static_cast<size_t>(row) * a.hidden + blockIdx.x * TILE + threadIdx.x] += total;
-}
-
-// 128 outputs of an expert for a group of its pairs, 16 per warp. Grid: (hidden / 128 rounded up, groups).
-__device__ __forceinline__ void down_many(const MoeArgs& a) {
-    constexpr int NT = GROUP / 8;
-    let_next_start();
-    wait_for_previous();
-    const Group group = a.groups[blockIdx.y];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int output0 = (blockIdx.x * 8 + warp) * TILE;
-    if (group.count == 0 || output0 >= a.hidden) return;
-    const int* pairs = a.order + group.first;
-    const bf16* from[NT];
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        const int of = n * 8 + g;
-        from[n] = of < group.count ? static_cast<const bf16*>(a.between) + static_cast<size_t>(pairs[of]) * a.width + t * 8 : nullptr;
-    }
-    float acc[NT][4] = {};
-    down_tile<NT, 4>(a, group.expert, output0, from, group.count, acc);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int of = n * 8 + 2 * t + i;
-            if (of >= group.count) continue;
-            float* to = a.outputs + static_cast<size_t>(pairs[of]) * a.hidden + output0 + g;
-            to[0] = acc[n][i];
-            to[8] = acc[n][i + 2];
-        }
-    }
 }
 
 // Adds up the weighted outputs of a row's experts. Grid: rows.
@@ -368,27 +290,49 @@ __device__ __forceinline__ void gather_outputs(const MoeArgs& a) {
 
 // ---- grouping ----------------------------------------------------------------------------------------------------------
 
-// Pairs by expert, and the experts' pairs in groups of GROUP: a counting sort by one block of 32 warps, each of which
-// looks for some of the experts among all pairs.
+// Pairs by expert, and the experts' pairs in groups: a counting sort by one block. Where among the pairs of its expert a
+// pair comes is left to chance, for no sum depends on it; several counters of an expert share what its pairs ask.
 __device__ __forceinline__ void sort_pairs(const MoeArgs& a) {
-    __shared__ int counts[MAX_EXPERTS + WARP], starts[MAX_EXPERTS + WARP], firsts[MAX_EXPERTS + WARP];
-    __shared__ int all;
+    constexpr int COUNTERS = 8, BINS = MAX_EXPERTS + WARP, AT_ONCE = 8;
+    __shared__ int counts[COUNTERS][BINS], starts[BINS], firsts[BINS], all;
     let_next_start();
     wait_for_previous();
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int experts = a.experts + 1, pairs = a.rows * a.choices;
-    for (int e = warp; e < experts; e += warps) {
-        int count = 0;
-#pragma unroll 4
-        for (int i = lane; i < pairs; i += WARP) count += a.chosen[i] == e;
-        count = __reduce_add_sync(~0u, count);
-        if (lane == 0) counts[e] = count;
+    int* own = counts[warp % COUNTERS];
+    const auto walk = [&](auto each) {
+        for (int i0 = threadIdx.x; i0 < pairs; i0 += blockDim.x * AT_ONCE) {
+            int expert[AT_ONCE];
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; ++u) {
+                const int i = i0 + u * blockDim.x;
+                expert[u] = i < pairs ? a.chosen[i] : -1;
+            }
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; ++u) {
+                if (expert[u] >= 0) each(i0 + u * blockDim.x, expert[u]);
+            }
+        }
+    };
+    for (int i = threadIdx.x; i < COUNTERS * BINS; i += blockDim.x) counts[i / BINS][i % BINS] = 0;
+    __syncthreads();
+    walk([&](int, int expert) { atomicAdd(own + expert, 1); });
+    __syncthreads();
+    for (int e = threadIdx.x; e < BINS; e += blockDim.x) {
+        int before = 0;
+#pragma unroll
+        for (int c = 0; c < COUNTERS; ++c) {
+            const int some = counts[c][e];
+            counts[c][e] = before;
+            before += some;
+        }
+        starts[e] = before;
     }
     __syncthreads();
     if (warp == 0) {
         int pairs_before = 0, groups_before = 0;
         for (int e0 = 0; e0 < experts; e0 += WARP) {
-            const int count = e0 + lane < experts ? counts[e0 + lane] : 0, groups = (count + GROUP - 1) / GROUP;
+            const int count = e0 + lane < experts ? starts[e0 + lane] : 0, groups = (count + a.group - 1) / a.group;
             int upto = count, groups_upto = groups;
 #pragma unroll
             for (int up = 1; up < WARP; up *= 2) {
@@ -403,25 +347,19 @@ __device__ __forceinline__ void sort_pairs(const MoeArgs& a) {
             pairs_before += __shfl_sync(~0u, upto, WARP - 1);
             groups_before += __shfl_sync(~0u, groups_upto, WARP - 1);
         }
-        if (lane == 0) all = groups_before;
+        if (lane == 0) {
+            // Behind the last expert begins nothing, wherever its bin lies.
+            if (experts % WARP == 0) starts[experts] = pairs_before;
+            all = groups_before;
+        }
     }
     __syncthreads();
     for (int i = all + threadIdx.x; i < a.max_groups; i += blockDim.x) a.groups[i] = {0, 0, 0, 0};
-    for (int e = warp; e < experts; e += warps) {
-        const int count = counts[e], start = starts[e];
-        for (int i = lane; i * GROUP < count; i += WARP) {
-            a.groups[firsts[e] + i] = {e, start + i * GROUP, min(GROUP, count - i * GROUP), 0};
-        }
-        if (count == 0) continue;
-        int at = start;
-        for (int i0 = 0; i0 < pairs; i0 += WARP) {
-            const int i = i0 + lane;
-            const bool own = i < pairs && a.chosen[i] == e;
-            const unsigned which = __ballot_sync(~0u, own);
-            if (own) a.order[at + __popc(which & ((1u << lane) - 1))] = i;
-            at += __popc(which);
-        }
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        const int start = starts[e], count = starts[e + 1] - start;
+        for (int i = 0; i * a.group < count; ++i) a.groups[firsts[e] + i] = {e, start + i * a.group, min(a.group, count - i * a.group), 0};
     }
+    walk([&](int i, int expert) { a.order[starts[expert] + atomicAdd(own + expert, 1)] = i; });
 }
 
 extern "C" __global__ void __launch_bounds__(256) moe_route_f32(const __grid_constant__ RouteArgs a) { route<float>(a); }
@@ -430,9 +368,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_gate_up_plain_f32(const __
 extern "C" __global__ void __launch_bounds__(256) moe_gate_up_plain_bf16(const __grid_constant__ MoeArgs a) { gate_up_plain<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) moe_down_plain_f32(const __grid_constant__ MoeArgs a) { down_plain<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) moe_down_plain_bf16(const __grid_constant__ MoeArgs a) { down_plain<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) moe_gate_up_few(const __grid_constant__ MoeArgs a) { gate_up_fast<1, false>(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) moe_gate_up_few(const __grid_constant__ MoeArgs a) { gate_up_few(a); }
 extern "C" __global__ void __launch_bounds__(256, 2) moe_down_few(const __grid_constant__ MoeArgs a) { down_few(a); }
 extern "C" __global__ void __launch_bounds__(1024) moe_sort(const __grid_constant__ MoeArgs a) { sort_pairs(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) moe_gate_up_many(const __grid_constant__ MoeArgs a) { gate_up_fast<GROUP / 8, true>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) moe_down_many(const __grid_constant__ MoeArgs a) { down_many(a); }
 extern "C" __global__ void __launch_bounds__(256) moe_gather(const __grid_constant__ MoeArgs a) { gather_outputs(a); }

@@ -9,11 +9,10 @@
 
 constexpr int MAX_EXPERTS = 512;
 constexpr int MAX_CHOICES = 32; // a lane of a warp each
-constexpr int GROUP = 32;       // pairs of one expert that are computed together
 
 struct RouteArgs {
     const float* logits;  // [rows, experts]
-    const float* x;       // [rows, hidden]
+    const float* x;       // [rows, hidden]; null: `normed` has them already
     const void* gain;     // T [hidden]: the norm's weight
     const void* gate;     // T [hidden]: of the expert that all rows visit, or null
     const int* positions; // [rows]; negative: padding, which visits no expert
@@ -45,4 +44,21 @@ struct MoeArgs {
     int rows, hidden, inner, shared_inner;
     int width; // the larger of inner and shared_inner
     int experts, choices, max_groups;
+    int group; // pairs of a group
 };
+
+// ---- weights of a pair -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int inner_of(const MoeArgs& a, int expert) { return expert == a.experts ? a.shared_inner : a.inner; }
+
+template <typename T>
+__device__ __forceinline__ const T* gate_up_of(const MoeArgs& a, int expert) {
+    if (expert == a.experts) return static_cast<const T*>(a.shared_gate_up);
+    return static_cast<const T*>(a.gate_up) + static_cast<size_t>(expert) * 2 * a.inner * a.hidden;
+}
+
+template <typename T>
+__device__ __forceinline__ const T* down_of(const MoeArgs& a, int expert) {
+    if (expert == a.experts) return static_cast<const T*>(a.shared_down);
+    return static_cast<const T*>(a.down) + static_cast<size_t>(expert) * a.hidden * a.inner;
+}

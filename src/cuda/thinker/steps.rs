@@ -126,6 +126,16 @@ fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(least), |size| Some(size * 2)).take_while(move |size| *size <= largest)
 }
 
+/// Prompt positions from which there is a graph between two powers of two: rows of padding cost what others do.
+const HALVED: usize = 128;
+
+/// Positions of the passes over prompts: the largest holds `most`.
+fn prompt_sizes(most: usize) -> impl Iterator<Item = usize> {
+    let largest = most.max(LEAST_PROMPT).next_power_of_two();
+    let between = move |size: usize| (size >= HALVED && size < largest).then_some(size / 2 * 3);
+    sizes(LEAST_PROMPT, most).flat_map(move |size| std::iter::once(size).chain(between(size)))
+}
+
 impl Steps {
     /// Room for rows, and graphs. `pages`: of the cache, each with `hidden` bytes of hidden states.
     pub fn new(
@@ -180,7 +190,7 @@ impl Steps {
             tracing::debug!(rows = bucket, nodes = graph.nodes(), "captured a token");
             steps.tokens.push((bucket, graph));
         }
-        for bucket in sizes(LEAST_PROMPT, chunk) {
+        for bucket in prompt_sizes(chunk) {
             steps.queue_layers(net, stream, bucket, Pass::Prompts)?;
             let graph = stream.capture(|| steps.queue_layers(net, stream, bucket, Pass::Prompts))?;
             steps.prompts.push((bucket, graph));
@@ -351,4 +361,15 @@ impl Steps {
 
 fn fitting(graphs: &[(usize, Graph)], rows: usize) -> Option<(usize, &Graph)> {
     graphs.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_over_long_prompts_have_sizes_between_powers_of_two() {
+        assert!(prompt_sizes(16).eq([16]));
+        assert!(prompt_sizes(300).eq([16, 32, 64, 128, 192, 256, 384, 512]));
+    }
 }

@@ -2,6 +2,7 @@
 //   nvcc -O3 --std=c++17 -arch=sm_90 -I kernels -o moe_selftest kernels/selftest/moe_selftest.cu && ./moe_selftest
 #include "linear.cu"
 #include "moe.cu"
+#include "prompt_moe.cu"
 #include "random.cu"
 #include <algorithm>
 #include <cmath>
@@ -121,19 +122,20 @@ void moe(const Sizes& s, const Layer& l, const Room& r, float* x, int rows, Way 
         RouteArgs a{r.logits, x, l.gain, l.gate, r.positions, r.normed, r.chosen, r.weights, rows, s.hidden, s.experts, s.top_k, c, s.normalize, 1e-6f};
         launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, a);
     }
+    constexpr int GROUP = 32, TILES = 4 * (128 + GROUP) * DEPTH * 2;
     const int max_groups = std::min(pairs, s.experts + 1 + pairs / GROUP);
-    MoeArgs a{l.gate_up, l.down, l.shared_gate_up, l.shared_down, r.normed, r.between, x, r.chosen, r.weights, r.order, r.groups, r.outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups};
+    MoeArgs a{l.gate_up, l.down, l.shared_gate_up, l.shared_down, r.normed, r.between, x, r.chosen, r.weights, r.order, r.groups, r.outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups, GROUP};
     if (way == MANY && (parts & SORT)) launch(moe_sort, dim3(1), 1024, 0, a);
     if (parts & GATE_UP) {
         if (way == PLAIN_ONLY) launch(moe_gate_up_plain_bf16, dim3((width + 7) / 8, pairs), 256, 0, a);
         if (way == FEW) launch(moe_gate_up_few, dim3(width / 8, pairs), 256, 0, a);
-        if (way == MANY) launch(moe_gate_up_many, dim3(width / 8, max_groups), 256, 0, a);
+        if (way == MANY) launch(moe_gate_up_tiles32, dim3(width / 64, max_groups), 256, TILES, a);
     }
     if (parts & DOWN) {
         if (way == PLAIN_ONLY) launch(moe_down_plain_bf16, dim3((s.hidden + 7) / 8, rows), 256, 0, a);
         if (way == FEW) launch(moe_down_few, dim3(s.hidden / 16, rows), 32 * c, 0, a);
         if (way == MANY) {
-            launch(moe_down_many, dim3((s.hidden + 127) / 128, max_groups), 256, 0, a);
+            launch(moe_down_tiles32, dim3(s.hidden / 128, max_groups), 256, TILES, a);
             launch(moe_gather, dim3(rows), 256, 0, a);
         }
     }

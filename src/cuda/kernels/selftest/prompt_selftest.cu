@@ -1,0 +1,378 @@
+// The kernels for prompts on random numbers: the same bits as those that decode, and what they take.
+//   nvcc -O3 --std=c++17 -arch=sm_90 -I kernels -o prompt_selftest kernels/selftest/prompt_selftest.cu && ./prompt_selftest
+#include "attention.cu"
+#include "group_attention.cu"
+#include "linear.cu"
+#include "moe.cu"
+#include "prompt_linear.cu"
+#include "prompt_moe.cu"
+#include "random.cu"
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define CK(x)                                                                      \
+    do {                                                                           \
+        cudaError_t e_ = (x);                                                      \
+        if (e_ != cudaSuccess) {                                                   \
+            printf("FAIL %s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
+            exit(1);                                                               \
+        }                                                                          \
+    } while (0)
+
+static cudaStream_t st;
+static int bad = 0;
+
+template <typename... P, typename... A>
+void launch(void (*k)(P...), dim3 grid, int threads, size_t shared, int cluster, A... args) {
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = threads;
+    c.dynamicSmemBytes = shared;
+    c.stream = st;
+    cudaLaunchAttribute at[2];
+    at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at[0].val.programmaticStreamSerializationAllowed = 1;
+    at[1].id = cudaLaunchAttributeClusterDimension;
+    at[1].val.clusterDim = {(unsigned)cluster, 1, 1};
+    c.attrs = at;
+    c.numAttrs = cluster > 1 ? 2 : 1;
+    if (shared > 48 * 1024) CK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
+}
+template <typename T>
+T* dev(size_t n) {
+    T* p;
+    CK(cudaMalloc(&p, n * sizeof(T)));
+    CK(cudaMemset(p, 0, n * sizeof(T)));
+    return p;
+}
+bf16* rnd(size_t n, float bound, uint64_t name) {
+    bf16* p = dev<bf16>(n);
+    fill_random_bf16<<<1024, 256, 0, st>>>((uint16_t*)p, n, 7, name, bound);
+    CK(cudaGetLastError());
+    return p;
+}
+float* rndf(size_t n, float bound, uint64_t name) {
+    float* p = dev<float>(n);
+    fill_random_f32<<<1024, 256, 0, st>>>(p, n, 7, name, bound);
+    CK(cudaGetLastError());
+    return p;
+}
+template <typename T>
+std::vector<T> host(const T* p, size_t n) {
+    std::vector<T> v(n);
+    CK(cudaStreamSynchronize(st));
+    CK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+}
+template <typename T>
+T* up(const std::vector<T>& v) {
+    T* p = dev<T>(v.size());
+    CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+template <typename T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+void expect(bool ok, const char* what, int n) {
+    bad += !ok;
+    if (!ok) printf("BAD: %s, %d\n", what, n);
+}
+// Microseconds of one call, in a graph of `each` of them.
+template <typename F>
+float timed(F go, int each = 6) {
+    go(0);
+    CK(cudaStreamSynchronize(st));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CK(cudaStreamBeginCapture(st, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < each; ++i) go(i);
+    CK(cudaStreamEndCapture(st, &graph));
+    CK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    cudaEvent_t e0, e1;
+    CK(cudaEventCreate(&e0));
+    CK(cudaEventCreate(&e1));
+    std::vector<float> times;
+    for (int i = 0; i < 7; ++i) {
+        CK(cudaEventRecord(e0, st));
+        CK(cudaGraphLaunch(exec, st));
+        CK(cudaEventRecord(e1, st));
+        CK(cudaStreamSynchronize(st));
+        float ms;
+        CK(cudaEventElapsedTime(&ms, e0, e1));
+        times.push_back(ms / each * 1e3f);
+    }
+    std::sort(times.begin(), times.end());
+    CK(cudaGraphExecDestroy(exec));
+    CK(cudaGraphDestroy(graph));
+    return times[3];
+}
+
+// ---- products ----------------------------------------------------------------------------------------------------------
+
+struct Product {
+    const char* name;
+    int outputs, inputs, mode;
+};
+enum Kind { LARGE, PARTS_OF_8, SLIM };
+
+void product(const Product& p, Kind kind, LinearArgs a) {
+    const int results = p.mode == SILU_MUL ? p.outputs / 2 : p.outputs;
+    a.outputs = p.outputs;
+    a.inputs = p.inputs;
+    a.ldy = results;
+    const int wide = p.outputs > 4096 ? 64 : 32;
+    const auto pick = [&](auto store, auto full, auto add, auto gated) { return p.mode == STORE ? store : p.mode == STORE_F32 ? full : p.mode == ADD ? add : gated; };
+    if (kind == LARGE && wide == 64) launch(pick(linear_large64_store, linear_large64_full, linear_large64_add, linear_large64_silu_mul), dim3(p.outputs / 64, (a.rows + 63) / 64), 256, 5 * 128 * 128, 1, a);
+    if (kind == LARGE && wide == 32) launch(pick(linear_large32_store, linear_large32_full, linear_large32_add, linear_large32_silu_mul), dim3(p.outputs / 32, (a.rows + 63) / 64), 256, 5 * 96 * 128, 1, a);
+    if (kind == PARTS_OF_8) launch(pick(linear_parts_store, linear_parts_full, linear_parts_add, linear_parts_silu_mul), dim3(8, p.outputs / 64, (a.rows + 63) / 64), 256, 5 * 128 * 128, 8, a);
+    if (kind == SLIM) launch(pick(linear_slim_store, linear_slim_full, linear_slim_add, linear_slim_silu_mul), dim3((a.rows + 63) / 64, p.outputs / 128), 256, 4 * 192 * 128, 1, a);
+}
+
+void products() {
+    const Product all[] = {{"qkv", 5120, 2048, STORE}, {"o", 2048, 4096, ADD}, {"talker qkv", 2560, 1024, STORE}, {"talker o", 1024, 2048, ADD}, {"router", 128, 2048, STORE_F32}, {"gate_up", 12288, 2048, SILU_MUL}};
+    const int most = 2048;
+    for (const Product& p : all) {
+        bf16* w[4];
+        for (int i = 0; i < 4; ++i) w[i] = rnd((size_t)p.outputs * p.inputs, sqrtf(3.f / p.inputs), 10 + i);
+        bf16* x = rnd((size_t)most * p.inputs, 1.7f, 20);
+        float* y = dev<float>((size_t)most * p.outputs);
+        for (int rows : {1, 7, 64, 65, 100, 128, 129, 300}) {
+            std::vector<float> got[3];
+            for (int kind = 0; kind < 3; ++kind) {
+                fill_random_f32<<<1024, 256, 0, st>>>(y, (size_t)rows * p.outputs, 7, 30, 1.f);
+                product(p, (Kind)kind, {w[0], x, nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f});
+                got[kind] = host(y, (size_t)rows * p.outputs);
+                expect(kind == 0 || same(got[0], got[kind]), p.name, rows * 10 + kind);
+            }
+        }
+        for (int rows : {128, 304, 512, 1024, 2048}) {
+            printf("%-10s rows %4d:", p.name, rows);
+            const char* names[] = {"large", "parts", "slim"};
+            for (int kind = 0; kind < 3; ++kind) {
+                const float us = timed([&](int i) { product(p, (Kind)kind, {w[i % 4], x, nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f}); });
+                printf("  %s %6.1f us %4.0f TF", names[kind], us, 2e-6 * rows * p.outputs * p.inputs / us);
+            }
+            printf("\n");
+        }
+        for (bf16* each : w) CK(cudaFree(each));
+        CK(cudaFree(x));
+        CK(cudaFree(y));
+    }
+}
+
+// ---- experts -----------------------------------------------------------------------------------------------------------
+
+struct Sizes {
+    const char* name;
+    int hidden, experts, top_k, inner, shared;
+};
+enum Way { FEW = 0 }; // else the pairs of a tile
+
+void experts() {
+    const Sizes sizes[] = {{"thinker", 2048, 128, 8, 768, 0}, {"talker", 1024, 128, 6, 384, 768}};
+    const int most = 2048, layers = 3;
+    for (const Sizes& s : sizes) {
+        const int c = s.top_k + (s.shared ? 1 : 0), width = std::max(s.inner, s.shared);
+        const size_t pairs = (size_t)most * c;
+        const float ka = sqrtf(3.f / s.hidden), kb = sqrtf(3.f / s.inner);
+        bf16 *gate_up[layers], *down[layers];
+        for (int i = 0; i < layers; ++i) {
+            gate_up[i] = rnd((size_t)s.experts * 2 * s.inner * s.hidden, ka, 50 + i);
+            down[i] = rnd((size_t)s.experts * s.inner * s.hidden, kb, 60 + i);
+        }
+        bf16 *gain = rnd(s.hidden, 1.5f, 1), *gate = rnd(s.hidden, ka, 4), *shared_gate_up = rnd((size_t)2 * s.shared * s.hidden + 1, ka, 5), *shared_down = rnd((size_t)s.shared * s.hidden + 1, kb, 6);
+        float *logits = rndf((size_t)most * s.experts, 3.f, 70), *weights = dev<float>(pairs), *outputs = dev<float>(pairs * s.hidden), *x = dev<float>((size_t)most * s.hidden);
+        bf16 *normed = dev<bf16>((size_t)most * s.hidden), *between = dev<bf16>(pairs * width);
+        int *chosen = dev<int>(pairs), *order = dev<int>(pairs);
+        Group* groups = dev<Group>(pairs + s.experts + 1);
+        std::vector<int> positions(most, 5);
+        positions[2] = -1;
+        int* at = up(positions);
+        enum { NORM = 1, ROUTE = 2, SORT = 4, GATE_UP = 8, DOWN = 16, GATHER = 32 };
+        const auto run = [&](int layer, int way, int rows, int parts) {
+            const int group = way == FEW ? 32 : way, n = rows * c, max_groups = std::min(n, s.experts + 1 + n / group);
+            if (parts & NORM) launch(rms_norm_bf16, dim3(rows), 256, 0, 1, (const float*)x, (const bf16*)gain, normed, rows, s.hidden, 1e-6f);
+            if (parts & ROUTE) launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, 1, RouteArgs{logits, nullptr, gain, s.shared ? gate : nullptr, at, normed, chosen, weights, rows, s.hidden, s.experts, s.top_k, c, 1, 1e-6f});
+            const MoeArgs a{gate_up[layer], down[layer], shared_gate_up, shared_down, normed, between, x, chosen, weights, order, groups, outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups, group};
+            if (way != FEW && (parts & SORT)) launch(moe_sort, dim3(1), 1024, 0, 1, a);
+            const dim3 up_grid(width / 64, max_groups), down_grid(s.hidden / 128, max_groups);
+            if (parts & GATE_UP) {
+                if (way == FEW) launch(moe_gate_up_few, dim3(width / 8, n), 256, 0, 1, a);
+                if (way == 32) launch(moe_gate_up_tiles32, up_grid, 256, 4 * 160 * 128, 1, a);
+                if (way == 64) launch(moe_gate_up_tiles64, up_grid, 256, 4 * 192 * 128, 1, a);
+            }
+            if (parts & DOWN) {
+                if (way == FEW) launch(moe_down_few, dim3(s.hidden / 16, rows), 32 * c, 0, 1, a);
+                if (way == 32) launch(moe_down_tiles32, down_grid, 256, 4 * 160 * 128, 1, a);
+                if (way == 64) launch(moe_down_tiles64, down_grid, 256, 4 * 192 * 128, 1, a);
+            }
+            if (way != FEW && (parts & GATHER)) launch(moe_gather, dim3(rows), 256, 0, 1, a);
+        };
+        for (int rows : {1, 7, 33, 130, 700}) {
+            std::vector<float> want;
+            for (int way : {0, 32, 64}) {
+                fill_random_f32<<<1024, 256, 0, st>>>(x, (size_t)rows * s.hidden, 7, 77, 1.7f);
+                run(0, way, rows, ~0);
+                const auto got = host(x, (size_t)rows * s.hidden);
+                if (way == 0) want = got;
+                expect(same(want, got), s.name, rows * 1000 + way);
+                const auto n = host(chosen, (size_t)rows * c);
+                if (way == 0) continue;
+                // Each pair is in one group of its expert.
+                const auto all = host(groups, std::min(rows * c, s.experts + 1 + rows * c / way));
+                const auto by = host(order, (size_t)rows * c);
+                std::vector<int> seen(rows * c);
+                for (const Group& g : all) for (int i = 0; i < g.count; ++i) seen[by[g.first + i]] += n[by[g.first + i]] == g.expert;
+                for (int i = 0; i < rows * c; ++i) expect(seen[i] == (n[i] >= 0), "sorted", rows);
+            }
+        }
+        for (int rows : {16, 32, 64, 112, 128, 256, 304, 512, 1024, 2048}) {
+            fill_random_f32<<<1024, 256, 0, st>>>(x, (size_t)rows * s.hidden, 7, 77, 1.7f);
+            run(0, 32, rows, NORM | ROUTE | SORT);
+            const auto part = [&](int way, int which) {
+                run(0, way, rows, SORT);
+                return timed([&](int i) { run(i % layers, way, rows, which); });
+            };
+            printf("%s rows %4d: norm %.1f route %.1f sort %.1f gather %.1f us; gate_up and down:", s.name, rows, part(32, NORM), part(32, ROUTE), part(32, SORT), part(32, GATHER));
+            for (int way : {32, 64}) {
+                const float u = part(way, GATE_UP), d = part(way, DOWN);
+                printf("  %d: %.1f %.1f", way, u, d);
+            }
+            const auto n = host(chosen, (size_t)rows * c);
+            std::vector<int> seen(s.experts + 1);
+            for (int e : n) if (e >= 0) seen[e] = 1;
+            const int visited = std::count(seen.begin(), seen.begin() + s.experts, 1);
+            printf(" | floor %.1f us\n", 2.0 * 3 * s.hidden * ((double)visited * s.inner + s.shared) / 4.3e6);
+            fflush(stdout);
+        }
+        for (int i = 0; i < layers; ++i) { CK(cudaFree(gate_up[i])); CK(cudaFree(down[i])); }
+        CK(cudaFree(outputs));
+    }
+}
+
+// ---- attention ---------------------------------------------------------------------------------------------------------
+
+void attention(int heads, int kv_heads) {
+    const int max_pages = 256, slots = 12, width = (heads + 2 * kv_heads) * DIM, most = 2048;
+    const size_t cache = (size_t)slots * max_pages * kv_heads * PAGE * DIM;
+    bf16 *qkv = rnd((size_t)most * width, 1.7f, 3), *q_norm = rnd(DIM, 1.5f, 1), *k_norm = rnd(DIM, 1.5f, 2);
+    bf16 *keys = rnd(cache, 1.7f, 4), *values = rnd(cache, 1.7f, 5), *out = dev<bf16>((size_t)most * heads * DIM);
+    std::vector<uint32_t> pages(slots * max_pages);
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = i * 7919 % pages.size();
+    std::vector<float> freq(DIM / 2);
+    for (int i = 0; i < DIM / 2; ++i) freq[i] = powf(1e6f, -2.f * i / DIM);
+    uint32_t* on_pages = up(pages);
+    float* on_freq = up(freq);
+    uint32_t* on_slots = dev<uint32_t>(most);
+    int* on_positions = dev<int>(most);
+    AttentionArgs a{qkv, q_norm, k_norm, on_freq, keys, values, out, on_pages, on_slots, on_positions, nullptr, nullptr, 0, heads, kv_heads, DIM, max_pages, 1e-6f, sqrtf(1.f / DIM)};
+    const auto rows = [&](const std::vector<uint32_t>& of, const std::vector<int>& at) {
+        CK(cudaStreamSynchronize(st));
+        CK(cudaMemcpy(on_slots, of.data(), of.size() * 4, cudaMemcpyHostToDevice));
+        CK(cudaMemcpy(on_positions, at.data(), at.size() * 4, cudaMemcpyHostToDevice));
+        CK(cudaMemset(out, 0xFF, (size_t)most * heads * DIM * 2));
+        a.rows = of.size();
+    };
+    enum Way { PLAIN, FAST, ALONE, PROMPT };
+    const auto attend = [&](Way way) {
+        if (way != ALONE) launch(kv_write_bf16, dim3(kv_heads, a.rows), 64, 0, 1, a);
+        if (way == PLAIN) launch(attend_plain_bf16, dim3(heads, a.rows), 32, 0, 1, a);
+        if (way == FAST) launch(attend_fast4, dim3(heads / 4, a.rows), 256, 0, 1, a);
+        if (way == ALONE) launch(attend_group8_write, dim3(kv_heads, a.rows), 256, 0, 1, a);
+        if (way == PROMPT) launch(attend_group8_prompt, dim3(kv_heads, (a.rows + TILE_ROWS - 1) / TILE_ROWS), 256, QUERIES_AT + HEADS * TILE_ROWS * PITCH * 2, 1, a);
+    };
+    const auto wide = [&](const std::vector<bf16>& v) {
+        std::vector<double> w(v.size());
+        for (size_t i = 0; i < v.size(); ++i) w[i] = __bfloat162float(v[i]);
+        return w;
+    };
+    // Cuts of prompts: (slot, first, count) of each, behind what the cache has.
+    struct Cut { int slot, first, count; };
+    const std::vector<std::vector<Cut>> passes = {{{0, 0, 300}}, {{1, 0, 1}, {2, 0, 17}, {3, 5, 40}, {4, 31, 2}, {5, 250, 20}}, {{6, 1000, 200}, {7, 255, 3}, {8, 511, 70}}, {{9, 3000, 100}}, {{10, 20, 600}}};
+    for (const auto& cuts : passes) {
+        std::vector<uint32_t> of;
+        std::vector<int> at;
+        for (const Cut& cut : cuts) {
+            for (int i = 0; i < cut.count; ++i) {
+                of.push_back(cut.slot);
+                at.push_back(cut.first + i);
+            }
+            if (of.size() < 100) { // padding between them
+                of.push_back(0);
+                at.push_back(-1);
+            }
+        }
+        const size_t n = of.size() * heads * DIM;
+        rows(of, at);
+        attend(PLAIN);
+        const auto plain = wide(host(out, n));
+        rows(of, at);
+        attend(PROMPT);
+        const auto prompt = host(out, n);
+        double error = 0, power = 0;
+        const auto got = wide(prompt);
+        for (size_t i = 0; i < n; ++i) {
+            if (at[i / (heads * DIM)] < 0) continue;
+            error += (got[i] - plain[i]) * (got[i] - plain[i]);
+            power += plain[i] * plain[i];
+        }
+        error = sqrt(error / power);
+        printf("attention of %zu rows: prompt against plain %.2e\n", of.size(), error);
+        expect(error < 6e-3, "prompt is plain", of.size());
+        // Each row alone, as a token: the row's keys are computed from the same numbers. In turns of one row per sequence.
+        int differ = 0, own_keys = 0;
+        const auto cache_before = host(keys, cache);
+        for (size_t r = 0; r < of.size(); r += 1 + r % 3) {
+            if (at[r] < 0) continue;
+            AttentionArgs whole = a;
+            rows({of[r]}, {at[r]});
+            a.qkv = qkv + r * width;
+            attend(ALONE);
+            const auto one = host(out, (size_t)heads * DIM);
+            differ += memcmp(one.data(), prompt.data() + r * heads * DIM, one.size() * 2) != 0;
+            attend(PROMPT);
+            const auto single = host(out, (size_t)heads * DIM);
+            differ += memcmp(one.data(), single.data(), one.size() * 2) != 0;
+            a = whole;
+        }
+        own_keys = !same(cache_before, host(keys, cache));
+        expect(differ == 0, "rows that differ alone", differ);
+        expect(own_keys == 0, "keys that differ", own_keys);
+    }
+    for (const Cut cut : {Cut{0, 0, 112}, Cut{0, 0, 304}, Cut{0, 0, 1024}, Cut{0, 0, 2048}, Cut{0, 2048, 1024}}) {
+        std::vector<uint32_t> of(cut.count, cut.slot);
+        std::vector<int> at(cut.count);
+        for (int i = 0; i < cut.count; ++i) at[i] = cut.first + i;
+        rows(of, at);
+        const double flops = 4.0 * DIM * heads * cut.count * (cut.first + cut.count / 2.0);
+        const float write = timed([&](int) { launch(kv_write_bf16, dim3(kv_heads, a.rows), 64, 0, 1, a); }), fast = timed([&](int) { attend(FAST); }), prompt = timed([&](int) { attend(PROMPT); });
+        printf("prompt of %d behind %d: kv_write %.1f us, fast %.1f us, prompt %.1f us (%.0f TF), writing included\n", cut.count, cut.first, write, fast, prompt, flops / prompt * 1e-6);
+    }
+    for (int position : {20, 100, 300, 1000, 4000}) {
+        for (int count : {1, 12}) {
+            std::vector<uint32_t> of(count);
+            for (int i = 0; i < count; ++i) of[i] = i;
+            rows(of, std::vector<int>(count, position));
+            const float fast = timed([&](int) { attend(FAST); }, 48), alone = timed([&](int) { attend(ALONE); }, 48);
+            printf("%d tokens at %d: fast and kv_write %.2f us, group8 %.2f us\n", count, position, fast, alone);
+        }
+    }
+}
+
+int main(int argc, char** argv) {
+    CK(cudaStreamCreateWithFlags(&st, cudaStreamNonBlocking));
+    cudaDeviceProp pr;
+    CK(cudaGetDeviceProperties(&pr, 0));
+    printf("%s %d SM\n", pr.name, pr.multiProcessorCount);
+    attention(32, 4);
+    experts();
+    products();
+    printf("%d bad\n", bad);
+    return bad != 0;
+}
