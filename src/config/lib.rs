@@ -21,6 +21,7 @@ mod reader;
 mod realtime;
 mod replicas;
 mod resolve;
+mod stages;
 mod units;
 mod wyoming;
 
@@ -36,6 +37,7 @@ pub use placement::{Found, Placed, placed};
 pub use realtime::{RealtimeConfig, WebRtcConfig};
 pub use replicas::Replicas;
 pub use resolve::{Declared, Override, declared, load, parse};
+pub use stages::{EdgesConfig, Placement, StageConfig, TransferConfig, TransportKind};
 pub use units::{format_bytes, format_duration, parse_duration};
 pub use wyoming::WyomingConfig;
 
@@ -379,104 +381,6 @@ pub enum DecodePlace {
     Thread,
     /// In a process of its own, with limits.
     Process,
-}
-
-/// `[stages.NAME]`
-#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
-pub struct StageConfig {
-    /// Where it runs.
-    pub placement: Placement,
-    /// How many of it there are, and where. Each takes any sequence, and those of one that goes down go on in the others.
-    pub replicas: Replicas,
-    /// On which GPU, where `replicas` names none; `None`: that of `[device]`.
-    pub device_index: Option<usize>,
-    /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
-    pub device_memory: Option<u64>,
-    /// Sequences that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
-    pub max_batch: Option<usize>,
-    /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder,
-    /// which has no prompt, the frames of its largest chunk.
-    pub prefill_chunk: u32,
-    /// Thinker only, 0 for the others: bytes of prompts and answers that each replica keeps for prompts that begin
-    /// alike; 0 keeps none.
-    pub kept_prompts: usize,
-    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what
-    /// suits the device, see [`Config::run_ahead`].
-    pub run_ahead: Option<usize>,
-    /// Units that a sequence may be ahead of what the next stage has taken over; then it pauses.
-    pub window: u32,
-    /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
-    pub chunk_ramp: Vec<Frames>,
-    /// Vocoder only, `None` for the others: most frames of one step, over all sequences. Longer chunks are cut.
-    pub max_step_frames: Option<u32>,
-    /// Talker only, empty for the others: batch sizes, ascending, for which a GPU captures the graph of a frame. A step
-    /// runs the smallest graph that holds its sequences.
-    pub buckets: Vec<u32>,
-}
-
-/// `[transfer]`
-#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
-pub struct TransferConfig {
-    /// How payloads cross the edges between stages of one process.
-    pub transport: TransportKind,
-    /// The same for single edges.
-    pub edges: EdgesConfig,
-    /// Bytes of a shared-memory ring, one per direction of an edge or of a stage process.
-    pub shm_bytes: usize,
-    /// Whether a step's tokens go to the scheduler before its payloads are made. Off is the serialized order: for
-    /// measuring what that costs.
-    pub early_handoff: bool,
-    /// Whether copies off a device run beside its steps, on a stream of their own; off: in the step.
-    pub async_d2h: bool,
-    /// Whether copies to a device run beside its steps, as soon as there is something to copy; off: in the step.
-    pub async_h2d: bool,
-    /// Whether a stage on the same device gets the producer's buffer; off: the host's copy of it.
-    pub device_handover: bool,
-    /// Whether decoded embeddings stay in their frame until they are used; off: they are copied out.
-    pub zero_copy: bool,
-}
-
-/// `[transfer.edges]`: `None` is what `[transfer] transport` says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct EdgesConfig {
-    /// From the thinker to the talker.
-    pub embeddings: Option<TransportKind>,
-    /// From the talker to the vocoder.
-    pub codes: Option<TransportKind>,
-}
-
-/// How payloads cross an edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum TransportKind {
-    /// Handles: the consumer gets the producer's buffer.
-    Inproc,
-    /// Every payload is encoded as a wire frame and decoded again, as if a process border lay between: for measuring
-    /// what that costs, and for testing the format under load.
-    Wire,
-    /// Frames in shared memory, as between processes.
-    Shm,
-}
-
-/// Where a stage runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Placement {
-    /// What [`placed`] decides.
-    Auto,
-    /// In this process, on threads of its own.
-    Thread,
-    /// In a process of its own.
-    Process,
-}
-
-impl Placement {
-    /// As the config writes it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Placement::Auto => "auto",
-            Placement::Thread => "thread",
-            Placement::Process => "process",
-        }
-    }
 }
 
 /// `[supervision]`

@@ -10,16 +10,15 @@ use super::models;
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::realtime::realtime;
-use super::replicas::{LAST_GPU, MOST, Replicas};
+use super::stages::{stage, transfer};
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
     AdmissionMode, AlignerConfig, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig,
-    EdgesConfig, LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Placement, Precision, ReferenceAudioConfig,
-    ServerConfig, SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind,
-    VoicesConfig, VoicesDirectory, WeightsKind,
+    LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Precision, ReferenceAudioConfig, ServerConfig,
+    SpeechConfig, SupervisionConfig, TelemetryConfig, VoicesConfig, VoicesDirectory, WeightsKind,
 };
-use omni_core::ids::{Frames, StageName};
+use omni_core::ids::StageName;
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -461,130 +460,4 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
         r.complain("reference_audio.max_length", "must not be shorter than reference_audio.min_length");
     }
     config
-}
-
-fn transfer(r: &mut Reader) -> TransferConfig {
-    let kinds = [("inproc", TransportKind::Inproc), ("wire", TransportKind::Wire), ("shm", TransportKind::Shm)];
-    let transport = r.choice("transfer.transport", "inproc", &kinds).unwrap_or(TransportKind::Inproc);
-    let shm_bytes = r.int("transfer.shm_bytes", 8 << 20, 1 << 16..=1 << 30);
-    let mut switch = |key: &str| r.switch(&format!("transfer.{key}"), true);
-    let (early_handoff, async_d2h, async_h2d) = (switch("early_handoff"), switch("async_d2h"), switch("async_h2d"));
-    let (device_handover, zero_copy) = (switch("device_handover"), switch("zero_copy"));
-    let kinds = [("default", None)].into_iter().chain(kinds.map(|(name, kind)| (name, Some(kind)))).collect::<Vec<_>>();
-    let mut edge = |name: &str| r.choice(&format!("transfer.edges.{name}"), "default", &kinds).flatten();
-    let edges = EdgesConfig { embeddings: edge("embeddings"), codes: edge("codes") };
-    TransferConfig { transport, edges, shm_bytes, early_handoff, async_d2h, async_h2d, device_handover, zero_copy }
-}
-
-fn stage(r: &mut Reader, name: StageName) -> StageConfig {
-    let key = |field: &str| format!("stages.{name}.{field}");
-    let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
-    let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
-    let replicas = replicas(r, &key("replicas"));
-    let device_index = r.auto_int(&key("device_index"), 0..=LAST_GPU);
-    if device_index.is_some() && !matches!(replicas, Replicas::Count(_)) {
-        r.complain(&key("device_index"), "is set, and `replicas` says which GPUs: leave one of them out");
-    }
-    let device_memory = size(r, &key("device_memory"), 64 << 20, "64MiB");
-    let max_batch = r.auto_int(&key("max_batch"), 1..=256);
-    if name == StageName::Encoder {
-        // The thinker waits for all embeddings, so no window holds the encoder back: this is room on its edge for the
-        // pieces in which they come. Its work comes unit by unit.
-        let (window, prefill_chunk) = (1024, 1);
-        let (chunk_ramp, buckets, max_step_frames) = (Vec::new(), Vec::new(), None);
-        return StageConfig {
-            placement,
-            replicas,
-            device_index,
-            device_memory,
-            max_batch,
-            prefill_chunk,
-            kept_prompts: 0,
-            run_ahead: None,
-            window,
-            chunk_ramp,
-            max_step_frames,
-            buckets,
-        };
-    }
-    let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
-    let (window, most) = match name {
-        StageName::Thinker => (512, 65_536),
-        StageName::Vocoder => (64, 4096),
-        _ => (1024, 65_536),
-    };
-    let window = r.int(&key("window"), window, 1..=most);
-    if name == StageName::Vocoder {
-        let chunk_ramp = ramp(r, &key("chunk_ramp"));
-        let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
-        let max_step_frames = Some(r.int(&key("max_step_frames"), 128, 1..=4096));
-        let buckets = Vec::new();
-        return StageConfig {
-            placement,
-            replicas,
-            device_index,
-            device_memory,
-            max_batch,
-            prefill_chunk,
-            kept_prompts: 0,
-            run_ahead,
-            window,
-            chunk_ramp,
-            max_step_frames,
-            buckets,
-        };
-    }
-    let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
-    let kept_prompts = match name {
-        // Some 1,400 positions of a thinker of 30B in f32, all conversations of a small one.
-        StageName::Thinker => r.int(&key("kept_prompts"), 256 << 20, 0..=1usize << 40),
-        _ => 0,
-    };
-    let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
-    StageConfig {
-        placement,
-        replicas,
-        device_index,
-        device_memory,
-        max_batch,
-        prefill_chunk,
-        kept_prompts,
-        run_ahead,
-        window,
-        chunk_ramp: Vec::new(),
-        max_step_frames: None,
-        buckets,
-    }
-}
-
-fn replicas(r: &mut Reader, key: &str) -> Replicas {
-    let allowed = format!(
-        "a whole number from 1 to {MOST}, a list of up to {MOST} different numbers of GPUs from 0 to {LAST_GPU}, or \"auto\""
-    );
-    r.value(key, "1", allowed, Replicas::read).unwrap_or(Replicas::Count(1))
-}
-
-fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {
-    let allowed = "a list of 1 to 16 ascending whole numbers from 1 to 256".to_owned();
-    let size = |value: &Value| u32::try_from(value.as_integer()?).ok().filter(|size| (1..=256).contains(size));
-    r.value(key, "[1, 2, 4, 8, 16, 32, 64, 128]", allowed, |value| {
-        let list = value.as_array().filter(|list| (1..=16).contains(&list.len()))?;
-        let list = list.iter().map(size).collect::<Option<Vec<_>>>()?;
-        list.is_sorted_by(|a, b| a < b).then_some(list)
-    })
-    .unwrap_or_else(|| (0..8).map(|power| 1 << power).collect())
-}
-
-fn ramp(r: &mut Reader, key: &str) -> Vec<Frames> {
-    const DEFAULT: [u32; 4] = [1, 2, 4, 8];
-    let frames = |value: &Value| {
-        let number = u32::try_from(value.as_integer()?).ok()?;
-        (1..=64).contains(&number).then_some(Frames(number))
-    };
-    let allowed = "a list of 1 to 16 whole numbers from 1 to 64".to_owned();
-    r.value(key, "[1, 2, 4, 8]", allowed, |value| {
-        let list = value.as_array().filter(|list| (1..=16).contains(&list.len()))?;
-        list.iter().map(frames).collect::<Option<Vec<_>>>()
-    })
-    .unwrap_or_else(|| DEFAULT.map(Frames).to_vec())
 }

@@ -18,18 +18,21 @@ mod logging;
 mod merge;
 mod phase;
 mod request;
+mod served;
 pub mod trace;
 
 pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
-    AlignerMetrics, CallMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics,
-    LinkMetrics, MediaMetrics, MemoryUse, ModelMetrics, PromptCacheMetrics, Queue, RealtimeMetrics, StageMetrics,
-    SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, request_guilty, set_ready,
-    speech_anew, speech_astray,
+    AlignerMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, LinkMetrics, MemoryUse, PromptCacheMetrics,
+    Queue, StageMetrics, SupervisionMetrics, edge_lost, fault_injected, launch_waited, request_guilty, speech_anew,
+    speech_astray,
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
 pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};
 pub use merge::{Process, merged};
 pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};
+pub use served::{
+    CallMetrics, DecodeMetrics, HttpMetrics, MediaMetrics, ModelMetrics, RealtimeMetrics, process_started, set_ready,
+};

@@ -12,6 +12,7 @@
 //! the edge that leads into it is an [`IntoStage`]; the other actors of the parent and those of the child are the same
 //! as in threads.
 
+mod conversation;
 pub mod message;
 mod remote;
 mod scarcity;

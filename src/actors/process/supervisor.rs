@@ -4,7 +4,8 @@
 //! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::supervisor) there; a
 //! child that this does not mend, or that dies, is replaced here. One policy counts both.
 
-use super::message::{FromStage, Setup, ToStage};
+use super::conversation::{listen_to, speak_to, tell_what_breaks, tell_who_listens};
+use super::message::{FromStage, Setup};
 use super::remote::RemoteStage;
 use super::scarcity;
 use super::spawn::Process;
@@ -13,23 +14,21 @@ use crate::waits::Waits;
 use crate::watchdog::{Limit, Watchdog};
 use crate::{AckSink, InHands, StageFailure, StageHandle, StageReports, StageState};
 use futures::future::BoxFuture;
-use omni_core::ids::{Generation, StageName};
+use omni_core::ids::Generation;
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
-use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{LinkMetrics, SupervisionMetrics};
-use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received, outbox};
-use omni_transfer::payload::{Kind, Payload};
+use omni_transfer::link::{FrameReader, FrameWriter, LinkError, outbox};
+use omni_transfer::payload::Kind;
 use omni_transfer::shm::ring;
-use omni_transfer::transport::{Delivery, PayloadSender};
+use omni_transfer::transport::PayloadSender;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// A child that was asked to stop and lives for longer than this is ended: its runner hangs.
@@ -453,102 +452,5 @@ impl Drop for Ear {
         if !self.left {
             let _ = self.myself.cast(Message::Deaf(self.number));
         }
-    }
-}
-
-async fn speak_to(
-    setup: Setup,
-    queue: Queue<ToStage>,
-    to: &mut FrameWriter,
-    parent: &ProcessSetup,
-    name: StageName,
-) -> Result<(), LinkError> {
-    let mut hello = Vec::new();
-    link::append(&setup, &mut hello)?;
-    to.send(&hello).await?;
-    queue.send_all(to, |request, reason| parent.reports.sequence_failed(request, name, reason)).await
-}
-
-/// Passes on what a child says, in its order, until the link ends.
-async fn listen_to(
-    mut from: FrameReader,
-    parent: &ProcessSetup,
-    remote: &RemoteStage,
-    in_hand: &InHand,
-    supervisor: impl Fn(FromStage),
-) -> Result<std::convert::Infallible, LinkError> {
-    let name = parent.setup.stage;
-    loop {
-        match link::receive::<FromStage>(&mut from).await? {
-            Received::Delivery(Delivery::Payload(payload)) => {
-                in_hand.parent_takes(payload.header.request, payload.header.seq.0);
-                deliver(payload, parent, name);
-                in_hand.parent_rests();
-                remote.made();
-            }
-            // The parent has no input to give again: a child whose output cannot be read is replaced.
-            Received::Delivery(Delivery::Broken(error)) => return Err(error.into()),
-            // A child does not announce.
-            Received::Delivery(Delivery::Sent(_)) => {}
-            Received::Control(words) => {
-                for word in words {
-                    match word {
-                        FromStage::Acked(request, upto) => parent.acks.acked(&[Ack { request, upto }]),
-                        FromStage::SequenceFailed(request, reason) => {
-                            parent.reports.sequence_failed(request, name, reason);
-                        }
-                        FromStage::InputLost(request, attempt, unit) => {
-                            parent.reports.input_lost(request, name, attempt, unit);
-                        }
-                        FromStage::Trace(records) => parent.recorder.absorb(records),
-                        FromStage::Metrics(text) => remote.told_metrics(&text),
-                        FromStage::Pulse(pulse) => {
-                            parent.faults.resume(&pulse.faults);
-                            remote.pulsed(pulse);
-                        }
-                        FromStage::Doomed(counts) => {
-                            parent.faults.resume(&counts);
-                            supervisor(FromStage::Doomed(counts));
-                        }
-                        FromStage::StageDown(generation, failure, counts) => {
-                            parent.faults.resume(&counts);
-                            supervisor(FromStage::StageDown(generation, failure, Vec::new()));
-                        }
-                        word @ FromStage::Status(_) => supervisor(word),
-                    }
-                }
-            }
-        }
-        remote.heard();
-    }
-}
-
-/// Has the child record what it does for as long as this process takes a trace.
-async fn tell_who_listens(recorder: Recorder, remote: Arc<RemoteStage>) {
-    let (mut switched, mut told) = (recorder.switched(), false);
-    loop {
-        let on = *switched.borrow_and_update();
-        if on != told {
-            remote.trace(on);
-            told = on;
-        }
-        if switched.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Sends the fault plan to the child whenever it changes.
-async fn tell_what_breaks(faults: FaultPlan, mut changes: watch::Receiver<u64>, remote: Arc<RemoteStage>) {
-    while changes.changed().await.is_ok() {
-        remote.faults(faults.state());
-    }
-}
-
-fn deliver(payload: Payload, parent: &ProcessSetup, name: StageName) {
-    let (request, kind) = (payload.header.request, payload.header.kind);
-    let Some((_, edge)) = parent.outbound.iter().find(|(carried, _)| *carried == kind) else { return };
-    if let Err(error) = edge.put(payload) {
-        parent.reports.sequence_failed(request, name, error.to_string());
     }
 }
