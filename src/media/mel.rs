@@ -8,9 +8,9 @@
 //! 3. `x = log10(max(mel, 1e-10))`, `x = max(x, max of the clip - 8)`, `x = (x + 4) / 4`.
 
 use crate::limits::MediaError;
-use crate::{fft, slaney};
-use realfft::RealToComplex;
+use crate::slaney;
 use realfft::num_complex::Complex;
+use realfft::{RealFftPlanner, RealToComplex};
 use std::f64::consts::PI;
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,7 +79,12 @@ impl LogMel {
         }
         // Periodic, as of a transform: the last sample would be the first of the next period.
         let window = (0..config.window).map(|i| 0.5 - 0.5 * (2.0 * PI * i as f64 / config.window as f64).cos());
-        Ok(LogMel { config, window: window.collect(), fft: fft::forward(config.window), bands: bands(&config) })
+        Ok(LogMel {
+            config,
+            window: window.collect(),
+            fft: RealFftPlanner::new().plan_fft_forward(config.window),
+            bands: bands(&config),
+        })
     }
 
     /// The shape.

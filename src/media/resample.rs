@@ -1,16 +1,12 @@
 //! Band-limited change of the sample rate.
 
-use crate::fft;
 use crate::sound::{AudioError, MAX_RATE, MIN_RATE};
-use realfft::num_complex::Complex;
-use std::f64::consts::PI;
+use rubato::audioadapter_buffers::direct::SequentialSlice;
+use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
 /// Frames of the lower rate that go through one transform. The anti-aliasing filter is as long: with 1024 its
 /// transition takes the uppermost twentieth of the band.
 const BLOCK: usize = 1024;
-/// Half of the transition from what passes to what is stopped, of a filter of one frame, as a share of half the rate:
-/// from there on the spectrum of the window is below -100 dB.
-const HALF_TRANSITION: f64 = 14.0;
 
 /// Length of `samples` samples at the new rate: as many as the reference makes, which multiplies with the rounded
 /// quotient of the rates and rounds up. (So 8 s at 44.1 kHz become 192 001 samples at 24 kHz, and 101 frames of codes.)
@@ -32,66 +28,20 @@ pub fn resample(pcm: &[f32], from: u32, to: u32) -> Result<Vec<f32>, AudioError>
         return Ok(pcm.to_vec());
     }
     let (rate_in, rate_out) = (from as usize, to as usize);
-    let common = gcd(rate_in, rate_out);
-    // Whole periods of the ratio, and an even number of them, so that the filter is centred on a sample of both rates.
-    let periods = BLOCK.max(BLOCK * rate_in / rate_out).div_ceil(rate_in / common).next_multiple_of(2);
-    let mut out = overlapped(pcm, periods * rate_in / common, periods * rate_out / common);
+    // Whole periods of the ratio, and an even number of them: the resampler centres its filter on a sample of both
+    // rates only if both its blocks are even.
+    let period = rate_in / gcd(rate_in, rate_out);
+    let block = BLOCK.max(BLOCK * rate_in / rate_out).div_ceil(period).next_multiple_of(2) * period;
+    let window = WindowFunction::BlackmanHarris2;
+    // The resampler fails for rates and blocks of 0, which were excluded, and for buffers that are too small, which it
+    // sized itself.
+    let resampled = Fft::<f32>::new_custom(rate_in, rate_out, block, 1, 1, window, FixedSync::Input)
+        .ok()
+        .zip(SequentialSlice::new(pcm, 1, pcm.len()).ok())
+        .and_then(|(mut resampler, input)| resampler.process_all(&input, pcm.len(), None).ok());
+    let mut out = resampled.ok_or(AudioError::Rate(from))?.take_data();
     out.resize(resampled_len(pcm.len(), from, to), 0.0);
     Ok(out)
-}
-
-/// `block` samples of `pcm` at a time become `other` ones: a block and as many zeros are transformed, filtered, cut or
-/// filled to twice `other` samples' bins and transformed back; the second half of the result belongs to the next block.
-/// Both lengths are even. The result is at least as long as the sound.
-fn overlapped(pcm: &[f32], block: usize, other: usize) -> Vec<f32> {
-    let (forward, inverse) = (fft::forward(2 * block), fft::inverse(2 * other));
-    let (mut samples, mut bins) = (forward.make_input_vec(), forward.make_output_vec());
-    let (mut kept, mut resampled) = (inverse.make_input_vec(), inverse.make_output_vec());
-    let mut scratch = vec![Complex::default(); forward.get_scratch_len().max(inverse.get_scratch_len())];
-    samples[..block].copy_from_slice(&filter(block, other));
-    // The transforms fail for buffers of other lengths, and for a first or last bin that is not real: the first is, as
-    // that of real samples, and the last is zero.
-    let done = forward.process_with_scratch(&mut samples, &mut bins, &mut scratch);
-    debug_assert!(done.is_ok());
-    let filter = bins.clone();
-    let passed = (block + 1).min(other);
-    // The filter's middle is half a block after its beginning.
-    let late = other / 2;
-    let blocks = (pcm.len() + block / 2).div_ceil(block);
-    let (mut out, mut overlap) = (Vec::with_capacity(blocks * other), vec![0.0; other]);
-    for at in (0..blocks).map(|i| i * block) {
-        let sound = &pcm[at.min(pcm.len())..(at + block).min(pcm.len())];
-        samples.fill(0.0);
-        samples.iter_mut().zip(sound).for_each(|(sample, x)| *sample = f64::from(*x));
-        let done = forward.process_with_scratch(&mut samples, &mut bins, &mut scratch);
-        debug_assert!(done.is_ok());
-        kept.fill(Complex::default());
-        kept.iter_mut().zip(&bins).zip(&filter).take(passed).for_each(|((kept, x), w)| *kept = x * w);
-        let done = inverse.process_with_scratch(&mut kept, &mut resampled, &mut scratch);
-        debug_assert!(done.is_ok());
-        let (now, next) = resampled.split_at(other);
-        out.extend(now.iter().zip(&overlap).map(|(x, before)| (x + before) as f32));
-        overlap.copy_from_slice(next);
-    }
-    out.drain(..late);
-    out
-}
-
-/// The filter of a block, `block` weights around the middle one: a sinc, which passes what both rates carry, under the
-/// square of the window of Blackman and Harris. Their sum undoes the gain of both transforms.
-fn filter(block: usize, other: usize) -> Vec<f64> {
-    let lower = block.min(other) as f64;
-    let cutoff = (1.0 - HALF_TRANSITION / lower) * lower / block as f64;
-    let weight = |i: usize| {
-        let (t, phase) = (cutoff * (i as f64 - block as f64 / 2.0), 2.0 * PI * i as f64 / block as f64);
-        let sinc = if t == 0.0 { 1.0 } else { (PI * t).sin() / (PI * t) };
-        let cosines = [0.358_75, -0.488_29, 0.141_28, -0.011_68];
-        let window: f64 = cosines.iter().enumerate().map(|(k, a)| a * (k as f64 * phase).cos()).sum();
-        sinc * window * window
-    };
-    let weights: Vec<f64> = (0..block).map(weight).collect();
-    let gain = weights.iter().sum::<f64>() * 2.0 * block as f64;
-    weights.into_iter().map(|weight| weight / gain).collect()
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -20,8 +20,8 @@ const FLOOR: f32 = 1e-5;
 
 /// Samples to a log-mel spectrum.
 pub(super) struct MelSpectrum {
-    window: Vec<f64>,
-    fft: Arc<dyn RealToComplex<f64>>,
+    window: Vec<f32>,
+    fft: Arc<dyn RealToComplex<f32>>,
     /// `[bands, BINS]`.
     filters: Linear,
     device: Device,
@@ -31,7 +31,7 @@ impl MelSpectrum {
     /// With `bands` bands from 0 Hz to half of `rate`.
     pub fn new(bands: usize, rate: u32, device: &Device) -> Result<MelSpectrum> {
         // Periodic, as of a transform: the last sample would be the first of the next period.
-        let window = (0..WINDOW).map(|i| 0.5 - 0.5 * (2.0 * PI * i as f64 / WINDOW as f64).cos()).collect();
+        let window = (0..WINDOW).map(|i| (0.5 - 0.5 * (2.0 * PI * i as f64 / WINDOW as f64).cos()) as f32).collect();
         let filters = Tensor::from_vec(filters(bands, f64::from(rate)), (bands, BINS), device)?;
         Ok(MelSpectrum {
             window,
@@ -50,11 +50,11 @@ impl MelSpectrum {
         let mut magnitudes = Vec::with_capacity((pcm.len() / HOP + 1) * BINS);
         let mut spectrum = vec![Complex::default(); BINS];
         let mut scratch = self.fft.make_scratch_vec();
-        let mut frame = vec![0f64; WINDOW];
+        let mut frame = vec![0f32; WINDOW];
         for samples in padded.windows(WINDOW).step_by(HOP) {
-            frame.iter_mut().zip(samples).zip(&self.window).for_each(|((f, x), w)| *f = f64::from(*x) * w);
+            frame.iter_mut().zip(samples).zip(&self.window).for_each(|((f, x), w)| *f = x * w);
             self.fft.process_with_scratch(&mut frame, &mut spectrum, &mut scratch).map_err(candle_core::Error::wrap)?;
-            magnitudes.extend(spectrum.iter().map(|c| (c.norm_sqr() + 1e-9).sqrt() as f32));
+            magnitudes.extend(spectrum.iter().map(|c| (c.re * c.re + c.im * c.im + 1e-9).sqrt()));
         }
         let frames = magnitudes.len() / BINS;
         let magnitudes = Tensor::from_vec(magnitudes, (frames, BINS), &self.device)?;
