@@ -17,7 +17,8 @@ pub struct StageConfig {
     pub device_index: Option<usize>,
     /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
     pub device_memory: Option<u64>,
-    /// Sequences that advance together in one step; `None`: what suits the device, see [`Config::max_batch`](super::Config::max_batch).
+    /// Sequences that advance together in one step; `None`: what suits the device, see
+    /// [`Config::max_batch`](super::Config::max_batch).
     pub max_batch: Option<usize>,
     /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder,
     /// which has no prompt, the frames of its largest chunk.
