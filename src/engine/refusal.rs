@@ -72,8 +72,8 @@ pub enum SubmitError {
         /// What is wrong and what is allowed.
         message: String,
     },
-    /// One of [`GenerateRequest::media`](super::api::GenerateRequest::media) cannot be heard or seen; the text says what
-    /// to change. HTTP 400.
+    /// One of [`GenerateRequest::media`](super::api::GenerateRequest::media) cannot be heard or seen; the text says
+    /// what to change. HTTP 400.
     #[error("{message}")]
     Medium {
         /// Which.
