@@ -18,7 +18,8 @@ pub struct StageConfig {
     pub device_index: Option<usize>,
     /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
     pub device_memory: Option<u64>,
-    /// Sequences that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
+    /// Sequences that advance together in one step; `None`: what suits the device, see
+    /// [`Config::max_batch`](super::Config::max_batch).
     pub max_batch: Option<usize>,
     /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder,
     /// which has no prompt, the frames of its largest chunk.
@@ -27,7 +28,7 @@ pub struct StageConfig {
     /// alike; 0 keeps none.
     pub kept_prompts: usize,
     /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what
-    /// suits the device, see [`Config::run_ahead`].
+    /// suits the device, see [`Config::run_ahead`](super::Config::run_ahead).
     pub run_ahead: Option<usize>,
     /// Units that a sequence may be ahead of what the next stage has taken over; then it pauses.
     pub window: u32,
@@ -86,7 +87,7 @@ pub enum TransportKind {
 /// Where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Placement {
-    /// What [`placed`] decides.
+    /// What [`placed`](super::placed) decides.
     Auto,
     /// In this process, on threads of its own.
     Thread,

@@ -3,7 +3,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `api` | requests, events, errors: all that server and commands know of the engine |
+//! | `api`, `refusal`, `health` | requests, events, errors, states: all that server and commands know of the engine |
+//! | `service` | the engine as they call it |
 //! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
 //! | `models` | several models in one process, loaded and unloaded |
 //! | `setup` | what a stage is made of, in a thread or in a process |
@@ -42,6 +43,7 @@ mod client;
 pub mod decode;
 pub mod device;
 mod encoded;
+mod health;
 mod incremental;
 mod journal;
 mod ledger;
@@ -51,8 +53,10 @@ pub mod models;
 pub mod placement;
 mod plan;
 pub mod process;
+mod refusal;
 mod relay;
 mod script;
+mod service;
 mod setup;
 pub mod simulation;
 mod speak;
@@ -80,25 +84,24 @@ pub use voice::{
 };
 
 use admission::{Admissions, Entrant};
-use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use media::{Prepared, Preparer};
-use omni_config::{Config, LimitsConfig, SpeechConfig};
+use omni_config::{Config, SpeechConfig};
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
 use omni_media::Medium;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
-use omni_stage::{StageHandle, StageStatus};
+use omni_stage::StageStatus;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
 use omni_transfer::lease::LeaseBook;
 use plan::Planner;
 use script::Words;
+use service::planned;
 use stages::Stages;
-use status_history::{Follower, StatusHistory};
-use std::panic::AssertUnwindSafe;
+use status_history::Follower;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -464,126 +467,4 @@ pub struct EngineLoad {
     pub sequences: usize,
     /// Messages in bounded queues.
     pub queued: usize,
-}
-
-impl Service for Engine {
-    fn info(&self) -> &ModelInfo {
-        &self.shared.info
-    }
-
-    fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
-        Box::pin(async move {
-            let kind = match request.options.slo {
-                Slo::Background => RequestKind::Preparation,
-                Slo::BestEffort | Slo::Realtime(_) => RequestKind::Chat,
-            };
-            let accepted = planned(self.generate(request)).await;
-            accepted.inspect_err(|_| self.shared.metrics.refused(kind))
-        })
-    }
-
-    fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
-        Box::pin(async move {
-            let accepted = planned(speak::speak(self, request)).await;
-            accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Speech))
-        })
-    }
-
-    fn voices(&self) -> Vec<Arc<VoiceInfo>> {
-        let built_in = |name: &String| Arc::new(VoiceInfo { name: name.clone(), uploaded: false, upload: None });
-        let uploaded = self.shared.voices.iter().flat_map(|voices| voices.list());
-        self.shared.info.voices.iter().map(built_in).chain(uploaded).collect()
-    }
-
-    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
-        Box::pin(async move {
-            match &self.shared.voices {
-                Some(voices) => voices.add(voice).await,
-                None => Err(no_cloning()),
-            }
-        })
-    }
-
-    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
-        Box::pin(async move {
-            match &self.shared.voices {
-                Some(voices) => voices.remove(name).await,
-                None => Err(VoiceError::Unknown(name.into())),
-            }
-        })
-    }
-
-    fn health(&self) -> EngineHealth {
-        let known = self.shared.stages.iter().zip(&self.shared.since);
-        let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
-        let admission = self.shared.admissions.status();
-        let draining = self.shared.draining.load(Ordering::Relaxed);
-        let aligner = self.shared.aligner.as_ref().and_then(WordFinder::health);
-        let ready = !draining && is_running(&stages);
-        EngineHealth { ready, draining, requests: admission.held, admission, stages, aligner }
-    }
-
-    fn metrics(&self) -> BoxFuture<'_, String> {
-        Box::pin(async move {
-            let told = self.stage_metrics().await;
-            telemetry::merged(&telemetry::render(), &told)
-        })
-    }
-
-    fn recorder(&self) -> Recorder {
-        self.shared.recorder.clone()
-    }
-
-    fn faults(&self) -> Option<&FaultPlan> {
-        Some(&self.shared.faults).filter(|faults| faults.is_open())
-    }
-
-    fn set_limits(&self, limits: &LimitsConfig) {
-        self.shared.planner.common.set_limits(limits);
-        self.shared.admissions.set_first_audio(limits.first_audio_deadline);
-    }
-
-    fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            self.shared.draining.store(true, Ordering::Relaxed);
-            self.shared.faults.drains();
-            telemetry::set_ready(false);
-            self.stop(grace).await;
-        })
-    }
-}
-
-/// Accepts a request. A panic on the way, in a template or a tokenizer, refuses this request and harms no other.
-async fn planned<T>(accepting: impl Future<Output = Result<T, SubmitError>>) -> Result<T, SubmitError> {
-    let accepted = AssertUnwindSafe(accepting).catch_unwind().await;
-    accepted.unwrap_or_else(|panic| {
-        Err(SubmitError::Internal(format!("the request could not be planned: {}", caught::text(panic.as_ref()))))
-    })
-}
-
-fn no_cloning() -> VoiceError {
-    let message = "this model speaks with its own voices only; cloning needs a Qwen3-TTS Base checkpoint".into();
-    VoiceError::Invalid { param: "audio_sample", message }
-}
-
-/// Whether each stage has a replica that serves.
-fn is_running(stages: &[StageHealth]) -> bool {
-    let mut each = stages.chunk_by(|one, next| one.name == next.name);
-    each.all(|replicas| replicas.iter().any(|replica| replica.state == StageState::Running))
-}
-
-fn stage_health(stage: &StageHandle, since: StatusHistory) -> StageHealth {
-    let status = stage.status().borrow().clone();
-    StageHealth {
-        name: stage.name(),
-        replica: stage.replica(),
-        state: status.state,
-        since: since.began,
-        generation: status.generation.0,
-        restarts: status.restarts,
-        last_reason: status.last_reason,
-        last_recovery_s: since.recovery.map(|recovery| (recovery.as_secs_f64() * 1000.0).round() / 1000.0),
-        sequences: stage.load().sequences,
-        pid: stage.pid(),
-    }
 }

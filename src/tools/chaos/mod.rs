@@ -23,6 +23,7 @@ mod outages;
 mod report;
 mod resources;
 mod settings;
+mod tables;
 mod talk;
 mod verdict;
 
