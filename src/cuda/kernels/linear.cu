@@ -422,10 +422,10 @@ __device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, 
     for (int i = threadIdx.x * 4; i < width; i += 256 * 4) {
         const float4 v = *reinterpret_cast<const float4*>(x + i);
         const float each[4] = {v.x, v.y, v.z, v.w};
-        OUT out[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) out[j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
-        memcpy(y + i, out, sizeof(out));
+        for (int j = 0; j < 4; ++j) {
+            y[i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
+        }
     }
 }
 

@@ -112,7 +112,7 @@ void moe(const Sizes& s, const Layer& l, const Room& r, float* x, int rows, Way 
         if (rows <= 8) launch(linear_small1_norm_full, dim3(s.experts / 16), 256, 0, a);
         else if (rows <= 16) launch(linear_small2_norm_full, dim3(s.experts / 16), 256, 0, a);
         else {
-            launch(rms_norm_bf16, dim3((rows + 7) / 8), 256, 0, (const float*)x, (const bf16*)l.gain, r.rows_normed, rows, s.hidden, 1e-6f);
+            launch(rms_norm_bf16, dim3(rows), 256, 0, (const float*)x, (const bf16*)l.gain, r.rows_normed, rows, s.hidden, 1e-6f);
             a.x = r.rows_normed;
             a.gain = nullptr;
             launch(linear_large32_full, dim3(s.experts / 32, (rows + 63) / 64), 256, (size_t)STAGES * (32 + ROWS) * DEPTH * 2, a);
