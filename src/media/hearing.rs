@@ -1,7 +1,8 @@
 //! Clips of one request: samples to features and token counts.
 
 use crate::limits::{MediaError, MediaLimits};
-use crate::mel::{LogMel, Spectrum};
+use crate::mel::LogMel;
+use crate::spectrum::Spectrum;
 use crate::polyphase;
 use crate::resample::{resample, resampled_len};
 use crate::sound::{AudioLimits, Clip, decode_sound};

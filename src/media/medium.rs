@@ -1,6 +1,6 @@
 //! One sound, picture or video of a request, ready for the towers.
 
-use crate::mel::Spectrum;
+use crate::spectrum::Spectrum;
 use crate::patches::Patches;
 use sha2::{Digest, Sha256};
 use std::ops::Range;

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{ChatMessage, Content, Engine, GenerateRequest, Output, Part, RequestOptions};
 use omni_actors::media::Medium;
-use omni_actors::media::mel::Spectrum;
+use omni_actors::media::spectrum::Spectrum;
 use omni_actors::media::patches::{PatchConfig, Patches};
 use omni_actors::media::picture::Picture;
 use omni_actors::media::size::{Size, SizeRule};

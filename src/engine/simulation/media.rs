@@ -3,7 +3,7 @@
 
 use super::random::{Random, mix};
 use omni_media::Medium;
-use omni_media::mel::Spectrum;
+use omni_media::spectrum::Spectrum;
 use omni_media::patches::{PatchConfig, Patches};
 use omni_media::picture::Picture;
 use omni_media::size::{Size, SizeRule};
