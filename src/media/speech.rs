@@ -50,13 +50,14 @@ impl Speech {
     /// one that is too short for a spectrum.
     pub fn of_wav(wav: &Arc<[u8]>, limits: &MediaLimits, mel: &LogMel) -> Result<Speech, MediaError> {
         limits.check_bytes("audio", wav)?;
-        let number = |at: usize| wav.get(at..at + 4).map(|four| u32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+        let number =
+            |at: usize| wav.get(at..at + 4).map(|four| u32::from_le_bytes([four[0], four[1], four[2], four[3]]));
         let is_plain = wav.starts_with(b"RIFF")
             && wav.get(8..16) == Some(b"WAVEfmt ")
             // One format of 16 bytes: integers, one channel, 16 bits.
             && (number(16), number(20), wav.get(32..36)) == (Some(16), Some(0x0001_0001), Some(&[2, 0, 16, 0]))
             && wav.get(36..40) == Some(b"data")
-            && number(40).is_some_and(|bytes| bytes as usize == wav.len() - HEAD && bytes as usize % WIDTH == 0);
+            && number(40).is_some_and(|bytes| bytes as usize == wav.len() - HEAD && (bytes as usize).is_multiple_of(WIDTH));
         let Some(rate) = number(24).filter(|_| is_plain) else {
             let reason = "it is not as this program writes it".to_owned();
             return Err(AudioError::Damaged { format: "wav", reason }.into());
@@ -120,7 +121,8 @@ impl Speech {
             let heard = mel.reach(&frames);
             let needed = heard.start.max(0) as u64..heard.end as u64;
             let reach = filter.reach(&needed);
-            let is_inside = frames.end <= extent.computed && reach.end <= self.len() as i64 && needed.end <= samples as u64;
+            let is_inside =
+                frames.end <= extent.computed && reach.end <= self.len() as i64 && needed.end <= samples as u64;
             if !is_inside {
                 break;
             }
