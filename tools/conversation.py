@@ -220,7 +220,8 @@ def main():
         behind = (answer.first - ended) * 1000
         print(f"first sound {behind:.0f} ms behind the turn, {answer.made:.1f} s made, {answer.heard:.1f} s heard, "
               f"{'cut off' if answer.cut else 'heard to its end'}, "
-              f"{'stopped while it was made' if answer.cancelled else 'made to its end'}, {answer.cached} tokens of its prompt kept")
+              f"{'stopped while it was made' if answer.cancelled else 'made to its end'}, "
+              f"{answer.cached} tokens of its prompt kept")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ impl Speech {
             // One format of 16 bytes: integers, one channel, 16 bits.
             && (number(16), number(20), wav.get(32..36)) == (Some(16), Some(0x0001_0001), Some(&[2, 0, 16, 0]))
             && wav.get(36..40) == Some(b"data")
-            && number(40).is_some_and(|bytes| bytes as usize == wav.len() - HEAD && (bytes as usize).is_multiple_of(WIDTH));
+            && number(40).is_some_and(|bytes| bytes as usize == wav.len() - HEAD)
+            && (wav.len() - HEAD).is_multiple_of(WIDTH);
         let Some(rate) = number(24).filter(|_| is_plain) else {
             let reason = "it is not as this program writes it".to_owned();
             return Err(AudioError::Damaged { format: "wav", reason }.into());
