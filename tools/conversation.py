@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Holds one scripted conversation with two interruptions against a server, and draws who spoke when, what was made, what
-was heard and what was cut off.
+was heard and what was cut off. The answers that are interrupted are long: the user speaks while they are still made, and
+the server stops making them.
 
     omni-actors run --checkpoint DIR --listen 127.0.0.1:8080
     python3 tools/conversation.py --base-url http://127.0.0.1:8080 --output docs/images/conversation.svg
@@ -55,6 +56,7 @@ class Answer:
         self.made = 0.0
         self.heard = 0.0
         self.cut = None
+        self.cancelled = False
         self.cached = 0
 
     def playing(self, now):
@@ -115,24 +117,26 @@ class Conversation:
                 self.sounds.set()
             if kind == "response.done":
                 answer.ended = now
+                answer.cancelled = event["response"]["status"] == "cancelled"
                 answer.cached = event["response"]["usage"]["input_token_details"]["cached_tokens"]
                 self.done.set()
 
 
-async def hold(url, tokens):
+async def hold(url, tokens, last_tokens):
     async with connect(f"{url}/v1/realtime?seed=11", max_size=None) as socket:
         talk, speech = Conversation(socket), bytearray()
         listening = asyncio.create_task(talk.listen())
         spoken = [syllables(seconds) for seconds, _ in TURNS]
-        await talk.send("session.update", session={"type": "realtime", "max_output_tokens": tokens})
         talk.began = time.monotonic()
         microphone = asyncio.create_task(talk.microphone(speech))
 
         async def play():
-            for (seconds, into), sound in zip(TURNS, spoken):
+            for number, ((seconds, into), sound) in enumerate(zip(TURNS, spoken), 1):
                 if into:
                     await talk.sounds.wait()
                     await asyncio.sleep(into)
+                most = tokens if number < len(TURNS) else last_tokens
+                await talk.send("session.update", session={"type": "realtime", "max_output_tokens": most})
                 talk.sounds.clear()
                 speech.extend(sound)
                 talk.said.append((talk.now(), talk.now() + seconds))
@@ -194,7 +198,7 @@ def svg(talk, title):
     for (_, ended), answer in zip((turn for turn in talk.detected if turn[1]), talk.answers):
         parts += [bar("made", 2, answer.first, answer.last), bar("heard", 3, answer.first, answer.first + answer.heard),
                   label("s", answer.first, top(2) - 3, f"{(answer.first - ended) * 1000:.0f} ms behind the turn; "
-                        f"{answer.made:.1f} s made")]
+                        f"{answer.made:.1f} s made{', and no more' if answer.cancelled else ''}")]
     for answer in cuts:
         parts += [f'<path class="cut" d="M{x(answer.cut):.1f} {TOP - 6}V{bottom}"/>',
                   label("r", answer.cut + 0.08, top(3) + LANE / 2 + 4,
@@ -205,16 +209,19 @@ def svg(talk, title):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default="http://127.0.0.1:8080")
-    parser.add_argument("--tokens", type=int, default=60, help="limit on the tokens and frames of an answer")
+    parser.add_argument("--tokens", type=int, default=900, help="limit on an answer that is interrupted, and its frames")
+    parser.add_argument("--last-tokens", type=int, default=60, help="the same of the last one")
     parser.add_argument("--title", default="", help="what the picture says of model and machine")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    talk = asyncio.run(hold(args.base_url.rstrip("/").replace("http", "ws", 1), args.tokens))
+    talk = asyncio.run(hold(args.base_url.rstrip("/").replace("http", "ws", 1), args.tokens, args.last_tokens))
     args.output.write_text(svg(talk, args.title))
     for (_, ended), answer in zip((turn for turn in talk.detected if turn[1]), talk.answers):
         behind = (answer.first - ended) * 1000
         print(f"first sound {behind:.0f} ms behind the turn, {answer.made:.1f} s made, {answer.heard:.1f} s heard, "
-              f"{'cut off' if answer.cut else 'whole'}, {answer.cached} tokens of its prompt kept")
+              f"{'cut off' if answer.cut else 'heard to its end'}, "
+              f"{'stopped while it was made' if answer.cancelled else 'made to its end'}, "
+              f"{answer.cached} tokens of its prompt kept")
 
 
 if __name__ == "__main__":

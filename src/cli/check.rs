@@ -250,13 +250,14 @@ fn media(config: &Config, checkpoint: &Checkpoint) -> Option<String> {
     let mib = |bytes: usize| bytes >> 20;
     Some(format!(
         "at most {} files, {} s, pictures seen at {:.1} megapixels; {films}; at most {} MiB decoded, {} MiB of embeddings, \
-         {} MiB kept",
+         {} MiB kept, and {} MiB of spectra",
         media.max_files,
         media.max_seconds,
         media.max_seen_pixels as f64 / 1e6,
         mib(media.max_memory),
         mib(media.max_embeddings),
-        mib(media.max_cached_embeddings)
+        mib(media.max_cached_embeddings),
+        mib(media.max_cached_spectra)
     ))
 }
 

@@ -364,6 +364,8 @@ pub struct MediaInputConfig {
     pub max_embeddings: usize,
     /// Bytes of embeddings that are kept for media that come again.
     pub max_cached_embeddings: usize,
+    /// Bytes of spectra that are kept of the speech of realtime sessions.
+    pub max_cached_spectra: usize,
     /// The program that decodes videos, by name or path; `None`: videos have to come as lists of frames.
     pub ffmpeg: Option<PathBuf>,
     /// Where files are decoded.

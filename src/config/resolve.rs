@@ -414,6 +414,8 @@ fn media(r: &mut Reader) -> MediaInputConfig {
         max_embeddings: r.int("media.max_embeddings", 1 << 30, 1 << 20..=1usize << 40),
         // Two large pictures, or half an hour of sound.
         max_cached_embeddings: r.int("media.max_cached_embeddings", 256 << 20, 0..=1usize << 40),
+        // Twenty minutes: a second of 128 bands takes 0.1 MB.
+        max_cached_spectra: r.int("media.max_cached_spectra", 128 << 20, 0..=1usize << 40),
         ffmpeg: r
             .text("media.ffmpeg", "ffmpeg", "a program by name or path, or empty for none", program)
             .unwrap_or_else(|| Some("ffmpeg".into())),

@@ -53,6 +53,7 @@ pub mod models;
 pub mod placement;
 mod plan;
 pub mod process;
+mod recent;
 mod refusal;
 mod relay;
 mod script;
@@ -421,7 +422,7 @@ impl Engine {
     async fn answer(&self, request: GenerateRequest, given: Given) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
-        let aside = options.slo == Slo::Background;
+        let (aside, owner) = (options.slo == Slo::Background, plan::owner(options.tenant.id));
         let chars = request.messages.iter().map(ChatMessage::chars).sum();
         self.shared.planner.check_messages(request.messages.len(), chars)?;
         // Only accepted requests are planned: a template and a tokenizer go over all of the conversation. What is
@@ -431,8 +432,8 @@ impl Engine {
         let Prepared { media, tokens, memory } = match (given, &self.shared.preparer) {
             (Given::Text, _) => Prepared::default(),
             (Given::Decoded(media), _) => Prepared { media, ..Prepared::default() },
-            (Given::Files(files), Some(preparer)) if aside => preparer.prepare_aside(files).await?,
-            (Given::Files(files), Some(preparer)) => preparer.prepare(files).await?,
+            (Given::Files(files), Some(preparer)) if aside => preparer.prepare_aside(files, owner).await?,
+            (Given::Files(files), Some(preparer)) => preparer.prepare(files, owner).await?,
             (Given::Files(files), None) => return Err(media::cannot(&files)),
         };
         // Media are hashed.

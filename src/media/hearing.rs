@@ -1,10 +1,11 @@
 //! Clips of one request: samples to features and token counts.
 
 use crate::limits::{MediaError, MediaLimits};
-use crate::mel::{LogMel, Spectrum};
+use crate::mel::LogMel;
 use crate::polyphase;
 use crate::resample::{resample, resampled_len};
 use crate::sound::{AudioLimits, Clip, decode_sound};
+use crate::spectrum::Spectrum;
 
 /// Convolutions of stride 2 in front of the audio tower: each halves the frames, rounding up.
 const HALVINGS: u32 = 3;

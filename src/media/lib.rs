@@ -6,7 +6,8 @@
 //! | `sound` | files of sound to mono samples |
 //! | `resample`, `polyphase` | other sample rates: for voices, and for what is compared with a reference's spectrum |
 //! | `fft` | the transform of the speaker encoder's spectrum |
-//! | `mel` | 16 kHz samples to a log-mel spectrum, whole or as they arrive |
+//! | `mel`, `spectrum` | 16 kHz samples to a log-mel spectrum |
+//! | `speech` | what a session has heard so far to a spectrum, of which only what is new is computed |
 //! | `hearing` | clips of one request to features and token counts |
 //! | `picture` | files of pictures to upright RGB; frames of animations |
 //! | `size`, `bicubic` | which size a picture gets, and how |
@@ -37,6 +38,8 @@ pub mod resample;
 pub mod size;
 pub mod slaney;
 pub mod sound;
+pub mod spectrum;
+pub mod speech;
 pub mod video;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One sound, picture or video of a request, ready for the towers.
 
-use crate::mel::Spectrum;
 use crate::patches::Patches;
+use crate::spectrum::Spectrum;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The log-mel spectrum that the thinker hears, of whole clips and of sound that still arrives.
+//! The log-mel spectrum that the thinker hears.
 //!
 //! The formula is that of `WhisperFeatureExtractor` in transformers 5.23.0 (`_torch_extract_fbank_features`), computed
 //! in f64 and rounded to f32 at the end:
@@ -9,6 +9,7 @@
 
 use crate::limits::MediaError;
 use crate::slaney;
+use crate::spectrum::{BLOCK_FRAMES, Block, Spectrum};
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 use std::f64::consts::PI;
@@ -18,9 +19,7 @@ use std::sync::Arc;
 /// The upper edge of the highest band, Hz.
 const TOP_HERTZ: f64 = 8_000.0;
 /// What the logarithm is taken of at least.
-const LEAST_POWER: f64 = 1e-10;
-/// How far below the loudest bin of its clip a bin may be, in powers of ten.
-const RANGE: f64 = 8.0;
+pub(crate) const LEAST_POWER: f64 = 1e-10;
 /// Frames, bands or samples that a config may ask for: a typo must not become an allocation.
 const MOST: usize = 1 << 16;
 
@@ -49,6 +48,25 @@ pub struct LogMel {
 impl std::fmt::Debug for LogMel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("LogMel").field(&self.config).finish()
+    }
+}
+
+/// How far the frames of a clip reach.
+pub(crate) struct Extent {
+    /// Samples with the zeros behind them.
+    pub padded: usize,
+    /// Frames that have more than zeros: those behind `frames` count for the loudest bin only.
+    pub computed: usize,
+    /// Frames of the clip.
+    pub frames: usize,
+}
+
+impl Extent {
+    /// The sample that stands at `i`, up to half a window in front of the clip or behind it.
+    pub fn reflected(&self, i: isize) -> usize {
+        let last = self.padded.saturating_sub(1);
+        let i = i.unsigned_abs();
+        if i > last { 2 * last - i } else { i }
     }
 }
 
@@ -133,202 +151,55 @@ impl LogMel {
     /// # Errors
     /// [`MediaError::TooLittle`] when `padded` is below [`LogMel::least_samples`].
     pub fn spectrum(&self, pcm: &[f32], padded: usize) -> Result<Spectrum, MediaError> {
-        let (hop, padding) = (self.config.hop, self.padding());
-        let padded = padded.max(pcm.len());
-        self.check_length(padded)?;
-        let at = |i: isize| {
-            let last = padded as isize - 1;
-            let mirrored = if i < 0 {
-                -i
-            } else if i > last {
-                2 * last - i
-            } else {
-                i
-            };
-            pcm.get(mirrored as usize).copied().unwrap_or(0.0)
-        };
-        // Frames behind those have zeros only.
-        let frames = (padded / hop).min((pcm.len() + padding).div_ceil(hop));
-        let (mut scratch, mut logs) = (self.scratch(), Vec::with_capacity(frames * self.config.bands));
-        for t in 0..frames {
-            let start = (t * hop) as isize - padding as isize;
-            self.frame((start..).take(self.config.window).map(at), &mut scratch, &mut logs);
-        }
-        let valid = if pcm.len() == padded { padded / hop } else { pcm.len().div_ceil(hop).min(padded / hop) };
-        Ok(Spectrum::new(logs, self.config.bands, valid))
+        let extent = self.extent(pcm.len(), padded)?;
+        let at = |i: isize| pcm.get(extent.reflected(i)).copied().unwrap_or(0.0);
+        Ok(Spectrum::new(self.blocks(at, 0..extent.computed), self.config.bands, extent.frames))
     }
 
-    fn check_length(&self, samples: usize) -> Result<(), MediaError> {
+    /// How far the frames of a clip of so many samples reach that is padded to `padded`.
+    ///
+    /// # Errors
+    /// As [`LogMel::spectrum`].
+    pub(crate) fn extent(&self, samples: usize, padded: usize) -> Result<Extent, MediaError> {
+        let (hop, padding) = (self.config.hop, self.padding());
+        let padded = padded.max(samples);
+        self.check_length(padded)?;
+        // Frames behind those have zeros only.
+        let computed = (padded / hop).min((samples + padding).div_ceil(hop));
+        let frames = if samples == padded { padded / hop } else { samples.div_ceil(hop).min(padded / hop) };
+        Ok(Extent { padded, computed, frames })
+    }
+
+    /// The samples that these frames are computed from, which may lie in front of the clip and behind it.
+    pub(crate) fn reach(&self, frames: &Range<usize>) -> Range<isize> {
+        let start = |frame: usize| (frame * self.config.hop) as isize - self.padding() as isize;
+        start(frames.start)..start(frames.end.saturating_sub(1)) + self.config.window as isize
+    }
+
+    /// These frames, of which the first begins a block, of a clip with these samples: also those in front of it and
+    /// behind it.
+    pub(crate) fn blocks(&self, at: impl Fn(isize) -> f32, frames: Range<usize>) -> Vec<Arc<Block>> {
+        let mut scratch = self.scratch();
+        let mut block = |first: usize| {
+            let some = first..frames.end.min(first + BLOCK_FRAMES);
+            let mut logs = Vec::with_capacity(some.len() * self.config.bands);
+            for t in some {
+                let start = self.reach(&(t..t + 1)).start;
+                self.frame((start..).take(self.config.window).map(&at), &mut scratch, &mut logs);
+            }
+            Arc::new(Block::new(logs))
+        };
+        frames.clone().step_by(BLOCK_FRAMES).map(&mut block).collect()
+    }
+
+    /// # Errors
+    /// [`MediaError::TooLittle`] for fewer than [`LogMel::least_samples`].
+    pub(crate) fn check_length(&self, samples: usize) -> Result<(), MediaError> {
         let (have, least) = (samples as u64, self.least_samples() as u64);
         if have < least {
             return Err(MediaError::TooLittle { media: "audio", unit: "samples at 16 kHz", have, least });
         }
         Ok(())
-    }
-
-    /// A spectrum of sound that still arrives.
-    pub fn stream(&self) -> MelStream<'_> {
-        MelStream { mel: self, tail: Vec::new(), first: 0, logs: Vec::new(), scratch: self.scratch() }
-    }
-}
-
-/// The frames of one clip.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Spectrum {
-    /// Logarithms, `[frames or more, bands]`: those behind `frames` count for the loudest bin only.
-    logs: Vec<f64>,
-    bands: usize,
-    frames: usize,
-    /// What quieter bins are raised to, from the loudest one.
-    floor: f64,
-}
-
-impl Spectrum {
-    fn new(logs: Vec<f64>, bands: usize, frames: usize) -> Spectrum {
-        Spectrum { floor: floor(&logs), logs, bands, frames }
-    }
-
-    /// A spectrum whose [`Spectrum::features`] are these, `[bands, frames]`, as a front end made them. Numbers that are
-    /// more than two below the largest are raised, as a front end does.
-    ///
-    /// # Errors
-    /// [`MediaError::Number`] for features that are not whole bands of at least one frame.
-    pub fn from_features(features: &[f32], bands: usize) -> Result<Spectrum, MediaError> {
-        let frames = features.len().checked_div(bands).unwrap_or(0);
-        if frames == 0 || frames * bands != features.len() {
-            let value = format!("{} numbers of {bands} bands", features.len());
-            return Err(MediaError::Number { field: "features", value, expected: "as many numbers of each band" });
-        }
-        let log = |t: usize, band: usize| f64::from(features[band * frames + t]) * 4.0 - 4.0;
-        let logs = (0..frames).flat_map(|t| (0..bands).map(move |band| log(t, band))).collect();
-        Ok(Spectrum::new(logs, bands, frames))
-    }
-
-    /// Bands of each frame.
-    pub fn bands(&self) -> usize {
-        self.bands
-    }
-
-    /// Memory that it takes.
-    pub fn bytes(&self) -> usize {
-        self.logs.len() * size_of::<f64>()
-    }
-
-    /// Hands the [features](Spectrum::features_of) of these frames to `hash`, with their shape.
-    pub(crate) fn hash(&self, frames: Range<usize>, hash: &mut dyn FnMut(&[u8])) {
-        [self.bands, frames.len()].iter().for_each(|n| hash(&(*n as u64).to_le_bytes()));
-        let bytes: Vec<u8> = self.features_of(frames).into_iter().flat_map(f32::to_le_bytes).collect();
-        hash(&bytes);
-    }
-
-    /// Frames of the clip, `L`.
-    pub fn frames(&self) -> usize {
-        self.frames
-    }
-
-    /// What the thinker hears, `[bands, L]`.
-    pub fn features(&self) -> Vec<f32> {
-        self.features_of(0..self.frames)
-    }
-
-    /// Columns of a batch, `[bands, range]`, also those behind [`Spectrum::frames`], which are padding.
-    pub fn features_of(&self, range: Range<usize>) -> Vec<f32> {
-        normalised(&self.logs, self.bands, range, self.floor)
-    }
-}
-
-/// What bins are raised to: eight powers of ten below the loudest one.
-fn floor(logs: &[f64]) -> f64 {
-    logs.iter().fold(LEAST_POWER.log10(), |max, x| max.max(*x)) - RANGE
-}
-
-/// Step 3 on frames `range` of `[frames, bands]`, transposed; frames behind the last one are silent.
-fn normalised(logs: &[f64], bands: usize, range: Range<usize>, floor: f64) -> Vec<f32> {
-    let silence = LEAST_POWER.log10();
-    let one = |band: usize, t: usize| {
-        let x = logs.get(t * bands + band).copied().unwrap_or(silence);
-        ((x.max(floor) + 4.0) / 4.0) as f32
-    };
-    (0..bands).flat_map(|band| range.clone().map(move |t| one(band, t))).collect()
-}
-
-/// A spectrum of sound that still arrives.
-///
-/// Step 3 needs the loudest bin of the whole clip, so a window that is asked for before the end is normalised by the
-/// loudest bin *so far*: its bins are those of the whole clip wherever they are less than 8 powers of ten below the
-/// clip's loudest one, and too low, by at most what the loudest bin still rises, where they are not. A caller that
-/// encodes windows as they come hears the same speech, and not bit for bit the same features; [`MelStream::finish`]
-/// has those.
-pub struct MelStream<'a> {
-    mel: &'a LogMel,
-    /// Samples from number `first` on.
-    tail: Vec<f32>,
-    first: usize,
-    /// Logarithms of the frames that are complete, `[frames, bands]`.
-    logs: Vec<f64>,
-    scratch: Scratch,
-}
-
-impl MelStream<'_> {
-    /// Takes samples. Memory grows by 8 bytes per band and frame: the caller bounds how much sound arrives.
-    pub fn push(&mut self, pcm: &[f32]) {
-        self.tail.extend_from_slice(pcm);
-        let (hop, padding) = (self.mel.config.hop, self.mel.padding());
-        while self.samples() > padding && self.frames() * hop + padding <= self.samples() {
-            self.next_frame(usize::MAX);
-        }
-        // The reflection at the end reads half a window back, the next frame as well.
-        let keep = (self.frames() * hop).saturating_sub(padding).min(self.samples().saturating_sub(padding + 1));
-        if keep > self.first + self.mel.config.window {
-            self.tail.drain(..keep - self.first);
-            self.first = keep;
-        }
-    }
-
-    /// Samples so far.
-    pub fn samples(&self) -> usize {
-        self.first + self.tail.len()
-    }
-
-    /// Frames that are complete: half a window behind the samples.
-    pub fn frames(&self) -> usize {
-        self.logs.len() / self.mel.config.bands
-    }
-
-    /// Complete frames as the thinker hears them, `[bands, range]`, normalised by the loudest bin so far.
-    ///
-    /// # Panics
-    /// When `range` ends behind [`MelStream::frames`].
-    pub fn window(&self, range: Range<usize>) -> Vec<f32> {
-        assert!(range.end <= self.frames(), "frames {range:?} of {}", self.frames());
-        normalised(&self.logs, self.mel.config.bands, range, floor(&self.logs))
-    }
-
-    /// The whole clip, the same bits as [`LogMel::spectrum`] of all its samples.
-    ///
-    /// # Errors
-    /// [`MediaError::TooLittle`] for fewer samples than [`LogMel::least_samples`].
-    pub fn finish(mut self) -> Result<Spectrum, MediaError> {
-        let samples = self.samples();
-        self.mel.check_length(samples)?;
-        let frames = samples / self.mel.config.hop;
-        while self.frames() < frames {
-            self.next_frame(samples);
-        }
-        self.logs.truncate(frames * self.mel.config.bands);
-        Ok(Spectrum::new(self.logs, self.mel.config.bands, frames))
-    }
-
-    /// Computes one more frame of a clip of `samples` samples.
-    fn next_frame(&mut self, samples: usize) {
-        let start = (self.frames() * self.mel.config.hop) as isize - self.mel.padding() as isize;
-        let (first, tail) = (self.first, &self.tail);
-        let at = |i: isize| {
-            let i = i.unsigned_abs();
-            let i = if i >= samples { 2 * (samples - 1) - i } else { i };
-            tail[i - first]
-        };
-        self.mel.frame((start..).take(self.mel.config.window).map(at), &mut self.scratch, &mut self.logs);
     }
 }
 
@@ -354,7 +225,6 @@ fn bands(config: &MelConfig) -> Vec<(usize, Vec<f64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use std::f64::consts::TAU;
 
     const CONFIG: MelConfig = MelConfig { rate: 16_000, window: 400, hop: 160, bands: 128 };
@@ -387,9 +257,6 @@ mod tests {
         let error = mel.spectrum(&[0.1; 200], 0).unwrap_err().to_string();
         assert_eq!(error, "the audio has 200 samples at 16 kHz, at least 201 are needed");
         assert_eq!(mel.spectrum(&[0.1; 201], 0).unwrap().frames(), 1);
-        let mut stream = mel.stream();
-        stream.push(&[0.1; 200]);
-        assert!(stream.finish().is_err());
     }
 
     #[test]
@@ -429,45 +296,6 @@ mod tests {
             (MelConfig { rate: 100, ..CONFIG }, "sampling_rate = 100: expected at least 8000"),
         ] {
             assert_eq!(LogMel::new(config).unwrap_err().to_string(), says);
-        }
-    }
-
-    #[test]
-    fn a_window_before_the_end_differs_only_where_the_clip_gets_louder() {
-        let mel = LogMel::new(CONFIG).unwrap();
-        let (mut early, whole) = (mel.stream(), mel.spectrum(&noise(16_000), 0).unwrap());
-        early.push(&noise(16_000)[..8_000]);
-        assert_eq!(early.frames(), 49);
-        assert_eq!(early.window(0..49).len(), 128 * 49);
-        // Noise of one level has no bin 8 powers of ten below another.
-        assert_eq!(early.window(0..49), whole.features_of(0..49));
-        let mut loud = vec![0.0; 8_000];
-        loud.extend(noise(8_000));
-        let (mut early, whole) = (mel.stream(), mel.spectrum(&loud, 0).unwrap());
-        early.push(&loud[..8_000]);
-        let (early, late) = (early.window(0..49), whole.features_of(0..49));
-        assert_eq!(early, vec![-1.5; 128 * 49]);
-        assert!(early.iter().zip(&late).all(|(early, late)| early <= late) && late[0] > -1.5);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
-        #[test]
-        fn sound_that_arrives_in_pieces_has_the_bits_of_the_whole(
-            length in 201usize..6_000, pieces in proptest::collection::vec(0usize..900, 0..12),
-        ) {
-            let mel = LogMel::new(CONFIG).unwrap();
-            let pcm = noise(length);
-            let (mut stream, mut rest) = (mel.stream(), &pcm[..]);
-            for piece in pieces {
-                let (now, later) = rest.split_at(piece.min(rest.len()));
-                stream.push(now);
-                rest = later;
-            }
-            stream.push(rest);
-            prop_assert_eq!(stream.samples(), length);
-            let (stream, whole) = (stream.finish().unwrap(), mel.spectrum(&pcm, 0).unwrap());
-            prop_assert_eq!(stream.features(), whole.features());
         }
     }
 }

@@ -5,6 +5,8 @@
 //! of a sample (those by sinc). This is the sum itself: output `i` is at input `c = i * down / up`, and
 //! `y_i = b * sum_j x_j * sinc(t) * kaiser(t / WIDTH)` with `t = (j - c) * b`, `b = ROLLOFF * min(1, up / down)`.
 
+use std::ops::Range;
+
 /// Zeros of the filter on either side.
 const WIDTH: f64 = 64.0;
 /// Where the filter begins to fall, as a share of the lower Nyquist frequency, and the shape of its window: those of
@@ -18,38 +20,72 @@ const MOST_PHASES: u64 = 640;
 /// depend on the machine.
 const LANES: usize = 8;
 
+/// The filter from one rate to another.
+pub(crate) struct Polyphase {
+    up: u64,
+    down: u64,
+    /// Inputs on either side that an output is made of.
+    reach: usize,
+    taps: usize,
+    /// Of each phase, `[up, taps]`.
+    weights: Vec<f32>,
+}
+
+impl Polyphase {
+    /// `None` for rates with more phases than are tabulated.
+    pub fn new(from: u32, to: u32) -> Option<Polyphase> {
+        let divisor = gcd(from, to);
+        let (up, down) = (u64::from(to / divisor), u64::from(from / divisor));
+        if up > MOST_PHASES {
+            return None;
+        }
+        let band = ROLLOFF * (up as f64 / down as f64).min(1.0);
+        let reach = (WIDTH / band).ceil() as usize;
+        let taps = (2 * reach + 1).next_multiple_of(LANES);
+        let mut weights = Vec::with_capacity(up as usize * taps);
+        for phase in 0..up {
+            let beside = phase as f64 / up as f64;
+            weights.extend((0..taps).map(|k| weight(k as f64 - reach as f64 - beside, band)));
+        }
+        Some(Polyphase { up, down, reach, taps, weights })
+    }
+
+    /// The inputs that these outputs are made of, which may lie in front of the clip and behind it.
+    pub fn reach(&self, outputs: &Range<u64>) -> Range<i64> {
+        let first = |output: u64| (output * self.down / self.up) as i64 - self.reach as i64;
+        first(outputs.start)..first(outputs.end.saturating_sub(1)) + self.taps as i64
+    }
+
+    /// Which of the table's filters an output is made with: with equal inputs and phases, outputs are equal.
+    pub fn phase(&self, output: u64) -> u64 {
+        output * self.down % self.up
+    }
+
+    /// These outputs of a clip that is silent but for `pcm`, of which the first is number `first`.
+    pub fn outputs(&self, pcm: &[f32], first: i64, outputs: Range<u64>) -> Vec<f32> {
+        let mut window = vec![0f32; self.taps];
+        let one = |output: u64| {
+            let phase = self.phase(output) as usize;
+            let weights = &self.weights[phase * self.taps..(phase + 1) * self.taps];
+            let from = self.reach(&(output..output + 1)).start - first;
+            match usize::try_from(from).ok().and_then(|from| pcm.get(from..from + self.taps)) {
+                Some(inside) => dot(inside, weights),
+                None => {
+                    for (at, sample) in (from..).zip(&mut window) {
+                        *sample = usize::try_from(at).ok().and_then(|at| pcm.get(at)).copied().unwrap_or(0.0);
+                    }
+                    dot(&window, weights)
+                }
+            }
+        };
+        outputs.map(one).collect()
+    }
+}
+
 /// `len` samples of `pcm` at rate `to`, and silence beyond its ends; `None` for rates with more phases than are
 /// tabulated.
 pub(crate) fn resample(pcm: &[f32], from: u32, to: u32, len: usize) -> Option<Vec<f32>> {
-    let divisor = gcd(from, to);
-    let (up, down) = (u64::from(to / divisor), u64::from(from / divisor));
-    if up > MOST_PHASES {
-        return None;
-    }
-    let band = ROLLOFF * (up as f64 / down as f64).min(1.0);
-    let reach = (WIDTH / band).ceil() as i64;
-    let taps = (2 * reach as usize + 1).next_multiple_of(LANES);
-    let mut weights = Vec::with_capacity(up as usize * taps);
-    for phase in 0..up {
-        let beside = phase as f64 / up as f64;
-        weights.extend((0..taps as i64).map(|k| weight((k - reach) as f64 - beside, band)));
-    }
-    let mut window = vec![0f32; taps];
-    let one = |i: u64| {
-        let (at, phase) = ((i * down / up) as i64, (i * down % up) as usize);
-        let (first, weights) = (at - reach, &weights[phase * taps..(phase + 1) * taps]);
-        match usize::try_from(first).ok().and_then(|first| pcm.get(first..first + taps)) {
-            Some(inside) => dot(inside, weights),
-            None => {
-                for (k, sample) in window.iter_mut().enumerate() {
-                    let at = usize::try_from(first + k as i64).ok();
-                    *sample = at.and_then(|at| pcm.get(at)).copied().unwrap_or(0.0);
-                }
-                dot(&window, weights)
-            }
-        }
-    };
-    Some((0..len as u64).map(one).collect())
+    Some(Polyphase::new(from, to)?.outputs(pcm, 0, 0..len as u64))
 }
 
 fn dot(samples: &[f32], weights: &[f32]) -> f32 {

@@ -4,6 +4,7 @@ use crate::item::{Content, Item, MediaRoom};
 use crate::job::PromptTurn;
 use crate::refusal::Refusal;
 use crate::session::Limits;
+use crate::sound::UserSound;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -107,9 +108,9 @@ impl Conversation {
     }
 
     /// The sound of an item of the user.
-    pub fn sound(&self, id: &str) -> Option<std::sync::Arc<[u8]>> {
+    pub fn sound(&self, id: &str) -> Option<UserSound> {
         self.get(id)?.content.iter().find_map(|content| match content {
-            Content::InputAudio { file: Some(file), .. } => Some(std::sync::Arc::clone(file)),
+            Content::InputAudio { sound: Some(sound), .. } => Some(sound.clone()),
             _ => None,
         })
     }

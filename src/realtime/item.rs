@@ -6,9 +6,8 @@ use crate::job::{PromptPart, PromptTurn};
 use crate::refusal::{Refusal, short};
 use crate::server_event::{ItemObject, PartObject};
 use crate::session::{Abilities, Limits};
-use crate::sound::{WireFormat, at_rest, at_rest_ms, samples_of, wav, wav_ms};
+use crate::sound::{UserSound, WireFormat};
 use crate::spoken::Spoken;
-use std::sync::Arc;
 
 /// Bytes that an item takes beside its content.
 const OVERHEAD: usize = 256;
@@ -60,9 +59,9 @@ pub enum Detail {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Content {
     InputText(String),
-    /// A wav file of 16-bit samples; `None` where the client sent a transcript alone.
+    /// The sound is `None` where the client sent a transcript alone.
     InputAudio {
-        file: Option<Arc<[u8]>>,
+        sound: Option<UserSound>,
         transcript: Option<String>,
     },
     /// Base64, a `data:` URL or an address.
@@ -99,7 +98,7 @@ pub(crate) struct Item {
 impl Item {
     /// A turn of the user that was heard.
     pub fn heard(id: String, samples: &[i16], rate: u32) -> Item {
-        let content = vec![Content::InputAudio { file: Some(wav(samples, rate)), transcript: None }];
+        let content = vec![Content::InputAudio { sound: Some(UserSound::new(samples, rate)), transcript: None }];
         Item { id, role: Role::User, status: Status::Completed, content }
     }
 
@@ -288,7 +287,7 @@ impl Item {
     /// Milliseconds of each sound in it, and 0 for each picture.
     pub fn media(&self) -> impl DoubleEndedIterator<Item = u64> {
         self.content.iter().filter_map(|content| match content {
-            Content::InputAudio { file: Some(file), .. } => Some(at_rest_ms(file)),
+            Content::InputAudio { sound: Some(sound), .. } => Some(sound.ms()),
             Content::InputImage { .. } => Some(0),
             _ => None,
         })
@@ -300,12 +299,10 @@ impl Content {
         Some(match self {
             Content::InputText(text) | Content::OutputText(text) => PromptPart::Text(text.clone()),
             Content::OutputAudio { transcript, .. } => PromptPart::Text(transcript.clone()),
-            Content::InputAudio { file: Some(file), .. } if room.take(at_rest_ms(file)) => {
-                PromptPart::Audio(at_rest(file))
-            }
+            Content::InputAudio { sound: Some(sound), .. } if room.take(sound.ms()) => PromptPart::Audio(sound.file()),
             // A sound that is as long as it may be is not lost for its silence.
-            Content::InputAudio { file: Some(file), .. } if room.take(wav_ms(file)) => {
-                PromptPart::Audio(Arc::clone(file))
+            Content::InputAudio { sound: Some(sound), .. } if room.take(sound.said_ms()) => {
+                PromptPart::Audio(sound.said())
             }
             Content::InputAudio { transcript, .. } => PromptPart::Text(transcript.clone()?),
             Content::InputImage { url, detail } if room.take(0) => {
@@ -328,19 +325,19 @@ impl Content {
             }
             (Role::User, "input_audio") => {
                 let refuse = |message: String| Refusal::value("item.content.audio", message);
-                let file = match fields.audio {
+                let sound = match fields.audio {
                     Some(audio) => {
                         abilities.check_hears("item.content")?;
                         let samples = input.decode(&audio).map_err(refuse)?;
                         if samples.is_empty() {
                             return Err(refuse("is empty".to_owned()));
                         }
-                        Some(wav(&samples, input.rate()))
+                        Some(UserSound::new(&samples, input.rate()))
                     }
                     None if fields.transcript.is_some() => None,
                     None => return Err(Refusal::missing("item.content.audio")),
                 };
-                Ok(Content::InputAudio { file, transcript: fields.transcript })
+                Ok(Content::InputAudio { sound, transcript: fields.transcript })
             }
             (Role::User, "input_image") => {
                 if !abilities.sees {
@@ -384,8 +381,8 @@ impl Content {
         match self {
             Content::InputText(text) | Content::OutputText(text) => text.len(),
             Content::OutputAudio { transcript, spoken } => transcript.len() + 4 * spoken.marks.len(),
-            Content::InputAudio { file, transcript } => {
-                file.as_ref().map_or(0, |file| file.len()) + transcript.as_ref().map_or(0, String::len)
+            Content::InputAudio { sound, transcript } => {
+                sound.as_ref().map_or(0, UserSound::bytes) + transcript.as_ref().map_or(0, String::len)
             }
             Content::InputImage { url, .. } => url.len(),
             Content::Call { call_id, call } => call_id.len() + call.name.len() + call.arguments.len(),
@@ -401,8 +398,8 @@ impl Content {
             Content::OutputAudio { transcript, .. } => {
                 PartObject { transcript: Some(transcript.clone()), ..part("output_audio") }
             }
-            Content::InputAudio { file, transcript } => {
-                let audio = file.as_ref().filter(|_| whole).map(|file| samples_of(file));
+            Content::InputAudio { sound, transcript } => {
+                let audio = sound.as_ref().filter(|_| whole).map(UserSound::base64);
                 PartObject { audio, transcript: transcript.clone(), ..part("input_audio") }
             }
             Content::InputImage { url, detail } => {

@@ -74,10 +74,86 @@ impl WireFormat {
     }
 }
 
-/// A wav file of 16-bit samples.
-pub(crate) fn wav(samples: &[i16], rate: u32) -> Arc<[u8]> {
-    let data = 2 * samples.len() as u32;
-    let mut file = Vec::with_capacity(WAV_HEAD + 2 * samples.len());
+/// Silence behind each turn, milliseconds at least: a window of the spectrum reaches 12.5 ms back from the end, and the
+/// filter of the resampler as far as 9 ms.
+pub(crate) const REST_MS: u64 = 25;
+/// Milliseconds from one window of the spectrum to the next.
+const HOP_MS: u64 = 10;
+
+/// What a user said, as the model hears it: a wav file of 16-bit samples with silence at its end, up to a whole window.
+/// It is written once, and shared by all prompts that it is part of.
+///
+/// The spectra of a prompt are those of sounds that are padded to the longest of them. A sound that ends like this has
+/// the same spectrum beside a longer one as it has alone, so a turn changes nothing of the turns before it, and what was
+/// computed of them is of use.
+#[derive(Clone, PartialEq)]
+pub(crate) struct UserSound {
+    file: Arc<[u8]>,
+    /// Samples without the silence.
+    said: usize,
+    rate: u32,
+}
+
+impl std::fmt::Debug for UserSound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Never the bytes: they are long, and private.
+        write!(f, "sound of {} bytes", self.file.len())
+    }
+}
+
+impl UserSound {
+    /// Of samples at this rate.
+    pub fn new(samples: &[i16], rate: u32) -> UserSound {
+        let rest = (rate * REST_MS as u32).div_ceil(1000) as usize;
+        let rested = (samples.len() + rest).next_multiple_of((rate * HOP_MS as u32 / 1000).max(1) as usize);
+        UserSound { file: wav(samples, rested, rate).into(), said: samples.len(), rate }
+    }
+
+    /// The file.
+    pub fn file(&self) -> Arc<[u8]> {
+        Arc::clone(&self.file)
+    }
+
+    /// How long it sounds, milliseconds, rounded up.
+    pub fn ms(&self) -> u64 {
+        self.as_ms(self.bytes().saturating_sub(WAV_HEAD) / 2)
+    }
+
+    /// The same without the silence.
+    pub fn said_ms(&self) -> u64 {
+        self.as_ms(self.said)
+    }
+
+    fn as_ms(&self, samples: usize) -> u64 {
+        (samples as u64 * 1000).div_ceil(u64::from(self.rate))
+    }
+
+    /// A file without the silence.
+    pub fn said(&self) -> Arc<[u8]> {
+        let pairs = self.samples().chunks_exact(2);
+        let samples: Vec<i16> = pairs.map(|pair| i16::from_le_bytes([pair[0], pair[1]])).collect();
+        wav(&samples, self.said, self.rate).into()
+    }
+
+    /// Base64 of its samples.
+    pub fn base64(&self) -> String {
+        BASE64_STANDARD.encode(self.samples())
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.file.len()
+    }
+
+    fn samples(&self) -> &[u8] {
+        self.file.get(WAV_HEAD..WAV_HEAD + 2 * self.said).unwrap_or_default()
+    }
+}
+
+/// A wav file of 16-bit samples, and of silence behind them up to `all` samples.
+fn wav(samples: &[i16], all: usize, rate: u32) -> Vec<u8> {
+    let data = 2 * all as u32;
+    let mut file = Vec::with_capacity(WAV_HEAD + data as usize);
     file.extend_from_slice(b"RIFF");
     file.extend_from_slice(&(data + WAV_HEAD as u32 - 8).to_le_bytes());
     file.extend_from_slice(b"WAVEfmt ");
@@ -91,52 +167,6 @@ pub(crate) fn wav(samples: &[i16], rate: u32) -> Arc<[u8]> {
     file.extend_from_slice(b"data");
     file.extend_from_slice(&data.to_le_bytes());
     file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
-    file.into()
-}
-
-/// Silence behind each turn, milliseconds at least: a window of the spectrum reaches 12.5 ms back from the end, and the
-/// filter of the resampler as far as 9 ms.
-pub(crate) const REST_MS: u64 = 25;
-/// Milliseconds from one window of the spectrum to the next.
-const HOP_MS: u64 = 10;
-
-/// Such a file as the model hears it: with silence at its end, up to a whole window. The spectra of a prompt are those
-/// of sounds that are padded to the longest of them. A sound that ends like this has the same spectrum beside a longer
-/// one as it has alone, so a turn changes nothing of the turns before it, and what was computed of them is of use.
-pub(crate) fn at_rest(wav: &[u8]) -> Arc<[u8]> {
-    let rested = rested(wav);
-    let mut file = wav.to_vec();
-    file.resize(WAV_HEAD + 2 * rested as usize, 0);
-    let data = 2 * rested as u32;
-    for (at, size) in [(4, data + WAV_HEAD as u32 - 8), (WAV_HEAD - 4, data)] {
-        file[at..at + 4].copy_from_slice(&size.to_le_bytes());
-    }
-    file.into()
-}
-
-/// Samples of such a file with its silence.
-fn rested(wav: &[u8]) -> u64 {
-    let (rate, samples) = (u64::from(rate_of(wav)), wav.len().saturating_sub(WAV_HEAD) as u64 / 2);
-    (samples + (rate * REST_MS).div_ceil(1000)).next_multiple_of((rate * HOP_MS / 1000).max(1))
-}
-
-/// How long such a file sounds [with its silence](at_rest), milliseconds.
-pub(crate) fn at_rest_ms(wav: &[u8]) -> u64 {
-    (rested(wav) * 1000).div_ceil(u64::from(rate_of(wav)))
-}
-
-/// Samples a second of such a file.
-fn rate_of(wav: &[u8]) -> u32 {
-    wav.get(24..28).map_or(1, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).max(1)
-}
-
-/// How long such a file sounds, milliseconds, rounded up.
-pub(crate) fn wav_ms(wav: &[u8]) -> u64 {
-    let samples = wav.len().saturating_sub(WAV_HEAD) as u64 / 2;
-    (samples * 1000).div_ceil(u64::from(rate_of(wav)))
-}
-
-/// Base64 of the samples of such a file.
-pub(crate) fn samples_of(wav: &[u8]) -> String {
-    BASE64_STANDARD.encode(wav.get(WAV_HEAD..).unwrap_or_default())
+    file.resize(WAV_HEAD + data as usize, 0);
+    file
 }

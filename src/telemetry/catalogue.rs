@@ -136,6 +136,8 @@ catalogue! {
 
     MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Windows of sound, pictures and videos looked for among the kept embeddings: hit or miss.";
     MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most media.max_cached_embeddings.";
+    MEDIA_SPECTRA = Counter, "omni_media_spectra_total", ["outcome"], "Seconds of speech of sessions whose spectrum was looked for among the kept ones: hit or miss.";
+    MEDIA_SPECTRA_BYTES = Gauge, "omni_media_spectra_bytes", [], "Bytes of spectra that are kept of the speech of sessions, at most media.max_cached_spectra.";
 
     PROMPT_CACHE = Counter, "omni_prompt_cache_total", ["outcome"], "Prompts of a thinker whose beginning was looked for among those that are kept: hit or miss.";
     PROMPT_CACHE_POSITIONS = Counter, "omni_prompt_cache_positions_total", [], "Positions of prompts that were kept and not computed again.";

@@ -89,6 +89,18 @@ impl MediaMetrics {
         gauge!(c::MEDIA_CACHE_BYTES.name).set(bytes as f64);
     }
 
+    /// The spectrum of a second of speech was looked for, and was there or not.
+    pub fn spectrum_looked_up(there: bool) {
+        install();
+        counter!(c::MEDIA_SPECTRA.name, "outcome" => if there { "hit" } else { "miss" }).increment(1);
+    }
+
+    /// So many bytes of spectra are kept now.
+    pub fn spectra_kept(bytes: usize) {
+        install();
+        gauge!(c::MEDIA_SPECTRA_BYTES.name).set(bytes as f64);
+    }
+
     /// What became of one: it was `prepared`, `refused`, there was no room (`busy`), or it was `dropped` with its request.
     pub fn ended(kind: &'static str, outcome: &'static str) {
         install();

@@ -272,6 +272,7 @@ fn conversations_that_make_no_sense_are_refused() {
     bench(&["--turns", "3"]).exits(2).tells("--realtime");
     bench(&["--realtime", "--chat"]).exits(2).tells("cannot be used with");
     bench(&["--realtime", "--interrupt", "1.5"]).exits(2).tells("--interrupt: must be a share from 0 to 1");
+    bench(&["--realtime", "--pace", "0"]).exits(2).tells("--pace: must be 0.1 to 100");
     bench(&["--realtime", "shout"]).exits(2).tells("push");
     bench(&["--realtime", "--url", "http://127.0.0.1:9"]).exits(1).tells("does not tell its models");
 }

@@ -2,7 +2,7 @@ use super::*;
 use omni_core::ids::{FinishReason, Generation};
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_media::Medium;
-use omni_media::mel::Spectrum;
+use omni_media::spectrum::Spectrum;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::encoder::{Encodable, EncoderSpec, Grain, Schedule};
 use omni_model::hf::CodecTokens;

@@ -13,9 +13,11 @@
 //! | file | what |
 //! | --- | --- |
 //! | `memory.rs` | how many bytes a request may need, and the part of all that it holds |
+//! | `spectra.rs` | spectra of speech that was heard before |
 //! | `work.rs` | one request: its files, decoded |
 
 mod memory;
+mod spectra;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -27,11 +29,13 @@ use crate::process::binary;
 use memory::{Held, Memory};
 use omni_config::{Config, MediaInputConfig};
 use omni_media::ffmpeg::{Ffmpeg, ProcessLimits};
+use omni_media::medium::MediaHash;
 use omni_media::mel::LogMel;
 use omni_media::{MediaLimits, Medium};
 use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::{Family, MediaConfig};
 use omni_telemetry::MediaMetrics;
+use spectra::Spectra;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -42,6 +46,8 @@ use work::Trouble;
 const WAITING: usize = 64;
 /// How long one may wait for its turn, and then for memory.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a request that nobody waits for may wait for its turn.
+const SPARE_PATIENCE: Duration = Duration::from_secs(2);
 /// Requests that nobody waits for have this part of the memory that all others have, besides it.
 pub(crate) const SPARE: usize = 4;
 
@@ -52,6 +58,7 @@ pub(crate) struct Preparer(Arc<Inner>);
 struct Inner {
     front: MediaConfig,
     mel: LogMel,
+    spectra: Spectra,
     limits: MediaLimits,
     max_files: usize,
     /// Tokens that a prompt may have.
@@ -130,6 +137,7 @@ impl Preparer {
         Ok(Preparer(Arc::new(Inner {
             front,
             mel,
+            spectra: Spectra::new(config.max_cached_spectra),
             limits,
             max_files: config.max_files,
             max_tokens,
@@ -143,14 +151,14 @@ impl Preparer {
         })))
     }
 
-    /// Prepares the media of a request. Dropping the future gives all up that it has not begun to decode.
+    /// Prepares the media of a request of this owner. Dropping the future gives all up that it has not begun to decode.
     ///
     /// # Errors
     /// [`SubmitError::Medium`] for one that cannot be heard or seen, [`SubmitError::Invalid`] for too many,
     /// [`SubmitError::Busy`] where too many wait or there is no room in time.
-    pub async fn prepare(&self, sources: Vec<MediaSource>) -> Result<Prepared, SubmitError> {
+    pub async fn prepare(&self, sources: Vec<MediaSource>, owner: MediaHash) -> Result<Prepared, SubmitError> {
         let kinds: Vec<&'static str> = sources.iter().map(|source| name(source.kind())).collect();
-        let prepared = self.take_turn(sources).await;
+        let prepared = self.take_turn(sources, owner).await;
         for (index, kind) in kinds.into_iter().enumerate() {
             let outcome = match &prepared {
                 Ok(_) => "prepared",
@@ -163,7 +171,7 @@ impl Preparer {
         prepared
     }
 
-    async fn take_turn(&self, sources: Vec<MediaSource>) -> Result<Prepared, SubmitError> {
+    async fn take_turn(&self, sources: Vec<MediaSource>, owner: MediaHash) -> Result<Prepared, SubmitError> {
         self.0.check(&sources)?;
         let need = self.0.need(&sources);
         let waiting = Waiting::new(&self.0)?;
@@ -174,27 +182,28 @@ impl Preparer {
         };
         let memory = self.0.memory.take(need, PATIENCE).await?;
         drop(waiting);
-        self.work(sources, turn, memory).await
+        self.work((sources, owner), turn, memory).await
     }
 
-    /// Prepares speech for a request that nobody waits for, and waits for nothing: one at a time, with memory of its own.
+    /// Prepares speech for a request that nobody waits for: one at a time, with memory of its own.
     ///
     /// # Errors
     /// As [`Preparer::prepare`]; [`SubmitError::Busy`] also for what is no speech.
-    pub async fn prepare_aside(&self, sources: Vec<MediaSource>) -> Result<Prepared, SubmitError> {
+    pub async fn prepare_aside(&self, sources: Vec<MediaSource>, owner: MediaHash) -> Result<Prepared, SubmitError> {
         let busy = || SubmitError::Busy("there is no room for media that nobody waits for".into());
         self.0.check(&sources)?;
         if !sources.iter().all(|source| matches!(source, MediaSource::Speech(_))) {
             return Err(busy());
         }
-        let turn = Arc::clone(&self.0.spare_turns).try_acquire_owned().map_err(|_| busy())?;
+        let turn = tokio::time::timeout(SPARE_PATIENCE, Arc::clone(&self.0.spare_turns).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else { return Err(busy()) };
         let memory = self.0.spare_memory.take_at_once(self.0.need(&sources)).ok_or_else(busy)?;
-        self.work(sources, turn, memory).await
+        self.work((sources, owner), turn, memory).await
     }
 
     async fn work(
         &self,
-        sources: Vec<MediaSource>,
+        (sources, owner): (Vec<MediaSource>, MediaHash),
         turn: OwnedSemaphorePermit,
         memory: Held,
     ) -> Result<Prepared, SubmitError> {
@@ -202,7 +211,7 @@ impl Preparer {
         let gone = Arc::clone(&left.0);
         // Memory and turn are the work's, which goes on for a while when its client has left.
         let working = tokio::task::spawn_blocking(move || {
-            let made = inner.work(&sources, &gone);
+            let made = inner.work(&sources, &owner, &gone);
             drop(turn);
             (made, memory)
         });

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 const MIB: usize = 1 << 20;
+const OWNER: MediaHash = [1; 32];
 
 fn preparer(change: impl FnOnce(&mut MediaInputConfig)) -> Preparer {
     helped(3, change)
@@ -73,7 +74,7 @@ async fn files_become_media_in_their_order_and_memory_is_theirs_as_long_as_they_
     let all = preparer.0.memory.free();
     let frames = MediaSource::Frames { pictures: vec![bmp(64, 32); 3], frames_per_second: 1.0 };
     let sources = vec![image(bmp(100, 50)), MediaSource::Audio(wav(16_000)), film(gif(4)), frames];
-    let prepared = preparer.prepare(sources).await.unwrap();
+    let prepared = preparer.prepare(sources, OWNER).await.unwrap();
     let [image, sound, animation, list] = prepared.media.as_slice() else { panic!("four media") };
     let Medium::Image(patches) = &**image else { panic!("an image first") };
     assert_eq!((patches.size().width, patches.size().height), (96, 64));
@@ -101,7 +102,7 @@ async fn a_medium_that_cannot_be_is_refused_with_its_number_and_the_limit() {
         (config.max_seconds, config.max_frames) = (1, 4);
     });
     let all = small.0.memory.free();
-    let refused = async |sources: Vec<MediaSource>| small.prepare(sources).await.map(|_| ()).unwrap_err();
+    let refused = async |sources: Vec<MediaSource>| small.prepare(sources, OWNER).await.map(|_| ()).unwrap_err();
     let good = || image(bmp(8, 8));
     medium(1, "not an image file", refused(vec![good(), image(b"text"[..].into())]).await);
     medium(0, "10000 pixels, at most 5000", refused(vec![image(bmp(100, 100))]).await);
@@ -131,9 +132,9 @@ async fn pictures_side_by_side_are_those_of_one_thread() {
         vec![image(bmp(300, 200)), low, list, MediaSource::Audio(wav(8_000)), image(bmp(33, 44)), film(gif(4))];
     let mut all = Vec::new();
     for helpers in [0, 1, 3] {
-        let prepared = helped(helpers, |_| {}).prepare(sources.clone()).await.unwrap();
+        let prepared = helped(helpers, |_| {}).prepare(sources.clone(), OWNER).await.unwrap();
         all.push((prepared.tokens, prepared.media));
-        let told = helped(helpers, |_| {}).prepare(vec![image(bmp(9, 9)), uneven.clone()]).await;
+        let told = helped(helpers, |_| {}).prepare(vec![image(bmp(9, 9)), uneven.clone()], OWNER).await;
         medium(1, "frames of one size", told.map(|_| ()).unwrap_err());
     }
     assert!(all[0] == all[1] && all[0] == all[2]);
@@ -147,7 +148,7 @@ async fn the_first_that_is_wrong_is_told_with_the_number_of_its_frame() {
         MediaSource::Frames { pictures: (0..20).map(file).collect(), frames_per_second: 1.0 }
     };
     for helpers in [0, 3] {
-        let refused = async |sources| helped(helpers, |_| {}).prepare(sources).await.map(|_| ()).unwrap_err();
+        let refused = async |sources| helped(helpers, |_| {}).prepare(sources, OWNER).await.map(|_| ()).unwrap_err();
         let not = "not an image file";
         in_frame(0, Some(13), not, refused(vec![list(&[13, 14, 19])]).await);
         in_frame(1, Some(2), not, refused(vec![image(good.clone()), list(&[2]), image(bad.clone())]).await);
@@ -164,22 +165,22 @@ async fn pictures_take_no_more_tokens_than_the_model_has() {
     let preparer = preparer(|config| (config.max_memory, config.max_seen_pixels) = (512 * MIB, 1 << 28));
     // 4,096 tokens each.
     let sources = vec![image(bmp(2_048, 2_048)); 3];
-    medium(1, "detail", preparer.prepare(sources.clone()).await.map(|_| ()).unwrap_err());
+    medium(1, "detail", preparer.prepare(sources.clone(), OWNER).await.map(|_| ()).unwrap_err());
     let low = |source| match source {
         MediaSource::Image { file, .. } => MediaSource::Image { file, detail: Detail::Low },
         other => other,
     };
-    let prepared = preparer.prepare(sources.into_iter().map(low).collect()).await.unwrap();
+    let prepared = preparer.prepare(sources.into_iter().map(low).collect(), OWNER).await.unwrap();
     assert_eq!(prepared.tokens.image, 3 * 256);
 }
 
 #[tokio::test]
 async fn a_request_that_could_need_more_than_there_is_is_refused_before_anything_is_decoded() {
     let small = preparer(|config| (config.max_memory, config.max_seen_pixels) = (16 * MIB, 1 << 28));
-    let error = small.prepare(vec![image(bmp(8, 8))]).await.map(|_| ()).unwrap_err();
+    let error = small.prepare(vec![image(bmp(8, 8))], OWNER).await.map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("media.max_memory"), "{error}");
     let low = MediaSource::Image { file: bmp(8, 8), detail: Detail::Low };
-    assert!(small.prepare(vec![low]).await.is_ok());
+    assert!(small.prepare(vec![low], OWNER).await.is_ok());
 }
 
 #[tokio::test]
@@ -189,7 +190,7 @@ async fn many_at_once_stay_within_the_memory_and_end_in_media_or_a_clear_error()
     let asked = (0..40).map(|_| {
         let preparer = preparer.clone();
         let source = MediaSource::Image { file: Arc::clone(&picture), detail: Detail::Low };
-        tokio::spawn(async move { preparer.prepare(vec![source]).await })
+        tokio::spawn(async move { preparer.prepare(vec![source], OWNER).await })
     });
     let mut prepared = 0;
     for asked in asked.collect::<Vec<_>>() {
@@ -206,16 +207,33 @@ async fn clients_that_leave_the_queue_give_their_places_and_further_ones_are_tol
     let turns = Arc::clone(&preparer.0.turns).acquire_many_owned(AT_ONCE as u32).await.unwrap();
     let source = || vec![image(bmp(8, 8))];
     let mut context = Context::from_waker(Waker::noop());
-    let mut queue: Vec<_> = (0..WAITING).map(|_| Box::pin(preparer.prepare(source()))).collect();
+    let mut queue: Vec<_> = (0..WAITING).map(|_| Box::pin(preparer.prepare(source(), OWNER))).collect();
     assert!(queue.iter_mut().all(|one| one.as_mut().poll(&mut context).is_pending()));
-    let Poll::Ready(Err(SubmitError::Busy(told))) = pin!(preparer.prepare(source())).poll(&mut context) else {
+    let Poll::Ready(Err(SubmitError::Busy(told))) = pin!(preparer.prepare(source(), OWNER)).poll(&mut context) else {
         panic!("the queue is full")
     };
     assert!(told.contains("64 requests"), "{told}");
     queue.pop();
-    assert!(pin!(preparer.prepare(source())).poll(&mut context).is_pending());
+    assert!(pin!(preparer.prepare(source(), OWNER)).poll(&mut context).is_pending());
     drop(queue);
     assert_eq!(preparer.0.waiting.load(Ordering::Relaxed), 0);
     drop(turns);
-    assert!(preparer.prepare(source()).await.is_ok());
+    assert!(preparer.prepare(source(), OWNER).await.is_ok());
+}
+
+#[tokio::test]
+async fn speech_is_heard_as_any_sound_and_only_what_is_new_of_it_is_computed() {
+    let preparer = preparer(|_| {});
+    let heard = async |source, owner| preparer.prepare(vec![source], owner).await.unwrap().media.swap_remove(0);
+    let kept = || preparer.0.spectra.bytes();
+    for (samples, owner, seconds) in [(8_000 * 3, 1, 2), (8_000 * 5, 1, 4), (8_000 * 5, 1, 4), (8_000 * 3, 2, 6)] {
+        // At 8 kHz, the rate of telephones.
+        let mut file = wav(samples).to_vec();
+        file[24..28].copy_from_slice(&8_000u32.to_le_bytes());
+        let file: Arc<[u8]> = file.into();
+        let speech = heard(MediaSource::Speech(Arc::clone(&file)), [owner; 32]).await;
+        assert!(speech == heard(MediaSource::Audio(file), [owner; 32]).await, "{samples} samples");
+        // 100 frames of 128 bands.
+        assert_eq!(kept() / (100 * 128 * 8), seconds);
+    }
 }

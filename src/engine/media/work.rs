@@ -4,10 +4,13 @@
 use super::{Inner, name};
 use crate::api::{MediaSource, MediaTokens};
 use crate::decode::{DecodeError, Pictures, Sight};
-use omni_media::hearing::{audio_tokens, samples, spectra};
+use omni_media::hearing::audio_tokens;
+use omni_media::medium::MediaHash;
 use omni_media::patches::Patches;
 use omni_media::picture::Picture;
 use omni_media::size::SizeRule;
+use omni_media::spectrum::Spectrum;
+use omni_media::speech::Speech;
 use omni_media::video::{USUAL_RATE, second_per_grid};
 use omni_media::{MediaError, MediaLimits, Medium};
 use omni_telemetry::MediaMetrics;
@@ -36,12 +39,29 @@ enum Half {
     Video { frames: Patches, second_per_grid: f64, clip: Option<usize> },
 }
 
+/// The sound of a medium.
+enum Clip {
+    /// Samples at the rate of the spectrum.
+    Pcm(Vec<f32>),
+    /// Of a session.
+    Speech(Speech),
+}
+
+impl Clip {
+    /// Samples at the rate of the spectrum.
+    fn samples(&self) -> usize {
+        match self {
+            Clip::Pcm(pcm) => pcm.len(),
+            Clip::Speech(speech) => speech.samples(),
+        }
+    }
+}
+
 /// What is left of the decoded pictures, and what the files so far have taken of the limits.
 struct Taken {
     /// In the order of the request: up to the first that cannot be decoded, or that was not wanted any more.
     pictures: IntoIter<Result<Picture, DecodeError>>,
-    /// Samples at the rate of the spectrum, one entry per clip.
-    clips: Vec<Vec<f32>>,
+    clips: Vec<Clip>,
     frames: usize,
     /// Tokens of what is seen.
     tokens: usize,
@@ -49,7 +69,12 @@ struct Taken {
 
 impl Inner {
     /// Decodes and prepares; blocks. It looks at `gone` before each file.
-    pub(super) fn work(&self, sources: &[MediaSource], gone: &AtomicBool) -> Result<Vec<Medium>, Trouble> {
+    pub(super) fn work(
+        &self,
+        sources: &[MediaSource],
+        owner: &MediaHash,
+        gone: &AtomicBool,
+    ) -> Result<Vec<Medium>, Trouble> {
         let began = Instant::now();
         let pictures = self.pictures(sources, gone).into_iter();
         let decoding = began.elapsed();
@@ -70,8 +95,7 @@ impl Inner {
             };
             MediaMetrics::took(name(source.kind()), before + began.elapsed());
         }
-        let clips: Vec<&[f32]> = taken.clips.iter().map(Vec::as_slice).collect();
-        let spectra = spectra(&clips, &self.mel).map_err(|error| Why::from(error).at(0))?;
+        let spectra = self.spectra_of(&taken.clips, owner).map_err(|error| Why::from(error).at(0))?;
         let mut spectra: Vec<_> = spectra.into_iter().map(Some).collect();
         let mut heard = |clip: usize| spectra.get_mut(clip).and_then(Option::take);
         let whole = |half| match half {
@@ -83,6 +107,17 @@ impl Inner {
         };
         // Each clip was counted once.
         Ok(halves.into_iter().filter_map(whole).collect())
+    }
+
+    /// The spectra of all clips of a request, in their order. The reference pads them with zeros to the longest before it
+    /// computes anything, so a shorter clip may have a frame more than alone, and other numbers in its last one.
+    fn spectra_of(&self, clips: &[Clip], owner: &MediaHash) -> Result<Vec<Spectrum>, MediaError> {
+        let longest = clips.iter().map(Clip::samples).max().unwrap_or(0);
+        let spectrum = |clip: &Clip| match clip {
+            Clip::Pcm(pcm) => self.mel.spectrum(pcm, longest),
+            Clip::Speech(speech) => speech.spectrum(&self.mel, longest, owner, &self.spectra),
+        };
+        clips.iter().map(spectrum).collect()
     }
 
     /// Decodes the pictures and lists of frames of a request, as long as its client is there and they are no more than
@@ -133,8 +168,8 @@ impl Inner {
         match source {
             MediaSource::Audio(file) => self.clip(file, &self.limits, taken).map(Half::Audio),
             MediaSource::Speech(file) => {
-                let decode = |limits: &MediaLimits| samples(file, limits, &self.mel).map_err(Why::from);
-                self.clip_of(decode, &self.limits, taken).map(Half::Audio)
+                let speech = |limits: &MediaLimits| Speech::of_wav(file, limits, &self.mel);
+                self.clip_of(|limits| Ok(Clip::Speech(speech(limits)?)), &self.limits, taken).map(Half::Audio)
             }
             MediaSource::Image { detail, .. } => {
                 let picture = self.next(taken, gone)?;
@@ -176,18 +211,18 @@ impl Inner {
 
     /// Decodes a clip, which is as long as the clips before it have left room for; its number.
     fn clip(&self, file: &[u8], limits: &MediaLimits, taken: &mut Taken) -> Result<usize, Why> {
-        let decode = |limits: &MediaLimits| self.decoders.sound(file, limits, &self.front.mel).map_err(Why::from);
-        self.clip_of(decode, limits, taken)
+        let decode = |limits: &MediaLimits| self.decoders.sound(file, limits, &self.front.mel);
+        self.clip_of(|limits| Ok(Clip::Pcm(decode(limits)?)), limits, taken)
     }
 
     fn clip_of(
         &self,
-        decode: impl FnOnce(&MediaLimits) -> Result<Vec<f32>, Why>,
+        decode: impl FnOnce(&MediaLimits) -> Result<Clip, Why>,
         limits: &MediaLimits,
         taken: &mut Taken,
     ) -> Result<usize, Why> {
         let rate = f64::from(self.front.mel.rate);
-        let before = taken.clips.iter().map(|clip| clip.len() as f64 / rate).sum::<f64>();
+        let before = taken.clips.iter().map(|clip| clip.samples() as f64 / rate).sum::<f64>();
         let limits = MediaLimits { max_seconds: (self.limits.max_seconds - before).max(0.0), ..*limits };
         let clip = decode(&limits).map_err(|why| match why {
             Why::Refused { message, .. } if before > 0.0 => {

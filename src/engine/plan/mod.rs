@@ -7,7 +7,7 @@ mod omni;
 mod tts;
 
 pub(super) use media::{MediaPlanner, runs};
-pub(super) use omni::OmniPlanner;
+pub(super) use omni::{OmniPlanner, owner};
 pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};

@@ -211,8 +211,8 @@ impl OmniPlanner {
     }
 }
 
-/// A tenant, as prompts are known by it.
-fn owner(tenant: TenantId) -> [u8; 32] {
+/// A tenant, as prompts and spectra are known by it.
+pub(crate) fn owner(tenant: TenantId) -> [u8; 32] {
     let hash = match tenant {
         TenantId::Own => Sha256::new_with_prefix(b"own"),
         TenantId::Key(number) => Sha256::new_with_prefix(b"key").chain_update(number.to_le_bytes()),

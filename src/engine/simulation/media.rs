@@ -3,10 +3,10 @@
 
 use super::random::{Random, mix};
 use omni_media::Medium;
-use omni_media::mel::Spectrum;
 use omni_media::patches::{PatchConfig, Patches};
 use omni_media::picture::Picture;
 use omni_media::size::{Size, SizeRule};
+use omni_media::spectrum::Spectrum;
 use omni_model::encoder::{Encodable, Schedule};
 use omni_model::hf::{AudioTowerConfig, DecoderConfig, Placeholders, ThinkerConfig, VisionTowerConfig};
 use omni_model::media::{MediaKind, MediaLayout, Span};

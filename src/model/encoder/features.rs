@@ -27,7 +27,7 @@ impl Features {
         match self {
             Features::Numbers(numbers) => numbers.len(),
             Features::Of { medium, sound: true, range } => {
-                range.len() * medium.sound().map_or(0, omni_media::mel::Spectrum::bands)
+                range.len() * medium.sound().map_or(0, omni_media::spectrum::Spectrum::bands)
             }
             Features::Of { medium, sound: false, range } => {
                 range.len() * medium.pictures().map_or(0, omni_media::patches::Patches::row)

@@ -9,7 +9,7 @@ use crate::refusal::{Refusal, short};
 use crate::response::{Outcome, Response};
 
 use crate::server_event::{ErrorObject, ServerEvent};
-use crate::sound::{WireFormat, at_rest, wav_ms};
+use crate::sound::WireFormat;
 use serde_json::Value;
 
 /// Entries of `metadata`, and characters of their names and values: OpenAI's limits.
@@ -327,8 +327,8 @@ impl Session {
             return self.tell(ServerEvent::TranscriptionFailed { item_id: item, content_index: 0, error });
         }
         let id = self.fresh_job();
-        let heard = Some(at_rest(&sound)).filter(|heard| wav_ms(heard) <= self.opening.limits.media_ms);
-        let parts = vec![PromptPart::Audio(heard.unwrap_or(sound)), PromptPart::Text(question)];
+        let heard = if sound.ms() <= self.opening.limits.media_ms { sound.file() } else { sound.said() };
+        let parts = vec![PromptPart::Audio(heard), PromptPart::Text(question)];
         let job = Job {
             id,
             turns: vec![PromptTurn { role: "user", parts, calls: Vec::new() }],

@@ -99,6 +99,11 @@ async fn a_turn_that_was_prepared_has_the_tokens_and_samples_of_one_that_was_not
     let hits = |serving: &Serving| counted(serving, "omni_media_cache_total{outcome=\"hit\"}");
     // Of the second turn the first sound, three windows, is known either way.
     assert_eq!((prepared(&serving, "finished"), hits(&serving)), (0.0, 3.0));
+    let seconds = |serving: &Serving| {
+        ["hit", "miss"].map(|outcome| counted(serving, &format!("omni_media_spectra_total{{outcome=\"{outcome}\"}}")))
+    };
+    // 5.2 s, and those again with 3 s behind them.
+    assert_eq!(seconds(&serving), [5.0, 5.0 + 3.0]);
     drop(serving);
 
     let serving = server("");
@@ -106,6 +111,8 @@ async fn a_turn_that_was_prepared_has_the_tokens_and_samples_of_one_that_was_not
     same(&answers, &expected, "in threads");
     // 1 window when the second is prepared, 2 when the turn ends; 3 when the first of the next turn is, 4 at its end.
     assert_eq!((prepared(&serving, "finished"), hits(&serving)), (3.0, 1.0 + 2.0 + 3.0 + 4.0));
+    // Each second of sound is transformed once.
+    assert_eq!(seconds(&serving), [2.0 + 4.0 + 5.0 + 7.0, 5.0 + 3.0]);
     let more = |turn: usize| answers[turn].2 - expected[turn].2;
     // Up to the last block of 16 positions that is whole.
     assert!((2 * WINDOW_TOKENS - 16..=2 * WINDOW_TOKENS + 16).contains(&more(1)), "{answers:?}, without {expected:?}");

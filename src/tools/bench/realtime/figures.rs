@@ -19,6 +19,8 @@ pub struct Figures {
     pub wall_s: f64,
     /// From the end of a turn, as the server tells it or the client asks, to the first sound of the answer, ms.
     pub first_sound_ms: Distribution,
+    /// The same of the last answer of each conversation.
+    pub last_turn_ms: Distribution,
     /// From the last piece of speech to that: with the silence that ends a turn, ms.
     pub after_speech_ms: Distribution,
     /// Answers that were interrupted while they were made.
@@ -53,7 +55,7 @@ impl Figures {
         for error in records.iter().filter_map(|record| record.failed.clone()).chain(ended) {
             *errors.entry(error).or_insert(0) += 1;
         }
-        let first = |record: &&Record| Some(since(record.asked, record.first_sound?));
+        let first = |record: &&Record| record.waited().map(ms);
         let after = |record: &&Record| Some(since(record.last_word?, record.first_sound?));
         let noticed = |it: &Interruption| Some(since(it.spoke?, it.decided));
         let last = |it: &Interruption| since(it.decided, it.last_sound.unwrap_or(it.decided));
@@ -64,6 +66,7 @@ impl Figures {
             errors,
             wall_s: wall.as_secs_f64(),
             first_sound_ms: Distribution::of(sounding.iter().filter_map(first).collect()),
+            last_turn_ms: Distribution::default(),
             after_speech_ms: Distribution::of(sounding.iter().filter_map(after).collect()),
             interruptions: interrupted.len(),
             noticed_ms: Distribution::of(interrupted.iter().filter_map(noticed).collect()),
@@ -77,6 +80,12 @@ impl Figures {
             audio_s: players().map(|player| player.length().as_secs_f64()).sum(),
         }
     }
+}
+
+/// How long users waited for the last answer of their conversation, of those with `turns` turns, ms.
+pub fn last_turns<'a>(conversations: impl Iterator<Item = &'a [Record]>, turns: usize) -> Distribution {
+    let waited = conversations.filter_map(|records| records.get(turns.checked_sub(1)?)?.waited().map(ms));
+    Distribution::of(waited.collect())
 }
 
 fn ms(duration: Duration) -> f64 {
@@ -112,6 +121,14 @@ mod tests {
         assert_eq!((figures.underruns, figures.answers_with_underrun, figures.worst_silence_ms), (1, 1, 190.0));
         assert_eq!((figures.gap_ms.max, figures.audio_s), (270.0, 0.32));
         assert_eq!((figures.interruptions, figures.cancelled_ms), (0, Distribution::default()));
+    }
+
+    #[test]
+    fn the_last_turns_are_those_of_conversations_that_came_to_their_end() {
+        let talk = |waited: u64| vec![answer(0, 900, &[900]), answer(1_000, 1_000 + waited, &[1_000 + waited])];
+        let talks = [talk(30), talk(50), vec![answer(0, 700, &[700])]];
+        let figures = last_turns(talks.iter().map(Vec::as_slice), 2);
+        assert_eq!((figures.p50, figures.max), (40.0, 50.0));
     }
 
     #[test]

@@ -74,6 +74,10 @@ pub struct RealtimeArgs {
     /// Conversations: what users say, files of sound; by default the first of --texts, spoken by the embedded voice
     #[arg(long, value_name = "FILE,..", value_delimiter = ',', requires = "realtime")]
     recording: Vec<PathBuf>,
+    /// Conversations: how many times as fast as it lasts a microphone sends sound; answers are listened to at their own
+    /// pace
+    #[arg(long, value_name = "TIMES", default_value_t = 1.0, requires = "realtime")]
+    pace: f64,
 }
 
 impl RealtimeArgs {
@@ -84,9 +88,13 @@ impl RealtimeArgs {
 }
 
 /// What all conversations of a level have in common.
+#[derive(Clone)]
 struct Manner {
+    /// Which level: 0 is before anything is measured.
+    level: u64,
     turns: Turns,
     frames: u32,
+    pace: f64,
     timeout: Duration,
     seed: u64,
     model: Option<String>,
@@ -109,6 +117,9 @@ pub(super) async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> any
     let share = realtime.interrupt;
     if !(0.0..=1.0).contains(&share) {
         return Err(Usage("--interrupt: must be a share from 0 to 1".to_owned()).into());
+    }
+    if !(0.1..=100.0).contains(&realtime.pace) {
+        return Err(Usage("--pace: must be 0.1 to 100".to_owned()).into());
     }
     let timeout = positive("--timeout", args.timeout)?;
     let local = match &args.url {
@@ -135,8 +146,10 @@ pub(super) async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> any
     };
     let said = recordings.iter().map(Recording::length).collect();
     let manner = Manner {
+        level: 0,
         turns,
         frames: args.frames.unwrap_or(FRAMES),
+        pace: realtime.pace,
         timeout,
         seed: args.seed,
         model: known.id,
@@ -145,15 +158,14 @@ pub(super) async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> any
         texts,
     };
     let frames = manner.frames;
-    let manner = Arc::new(manner);
     if args.warmup > 0 {
         warm_up(&base, &manner, args.warmup).await?;
     }
     let mut levels = Vec::new();
-    for number in conversations {
+    for (level, number) in (1..).zip(conversations) {
         let before = client.metrics().await;
         let scripts = scripts(&args, number, manner.sayings());
-        let figures = run_level(&base, &manner, scripts).await;
+        let figures = run_level(&base, Manner { level, ..manner.clone() }, scripts).await;
         let server = client.metrics().await.since(&before);
         levels.push(Level { conversations: number, figures, server });
     }
@@ -165,6 +177,7 @@ pub(super) async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> any
         turns,
         turns_each: realtime.turns,
         interrupt: share,
+        pace: realtime.pace,
         frames,
         recordings_s: report::seconds(said),
         levels,
@@ -190,14 +203,7 @@ fn scripts(args: &BenchArgs, conversations: usize, sayings: usize) -> Vec<Script
 /// One conversation without interruptions, so many turns long.
 async fn warm_up(base: &str, manner: &Manner, turns: usize) -> anyhow::Result<()> {
     let script = Script::new(manner.seed, 0, turns, 0.0, manner.sayings());
-    let short = Manner {
-        frames: WARM_UP_FRAMES,
-        model: manner.model.clone(),
-        voice: manner.voice.clone(),
-        recordings: manner.recordings.clone(),
-        texts: manner.texts.clone(),
-        ..*manner
-    };
+    let short = Manner { frames: WARM_UP_FRAMES, ..manner.clone() };
     let (_, result) = converse(base, script, 0, &short, Instant::now()).await;
     result.map_err(|error| anyhow::anyhow!("{base} does not talk: {error}"))
 }
@@ -216,13 +222,15 @@ async fn converse(
 }
 
 /// Measures one level.
-async fn run_level(base: &str, manner: &Arc<Manner>, scripts: Vec<Script>) -> Figures {
+async fn run_level(base: &str, manner: Manner, scripts: Vec<Script>) -> Figures {
+    let manner = Arc::new(manner);
     let turns = scripts.iter().map(|script| script.turns.len()).sum();
+    let each = scripts.first().map_or(0, |script| script.turns.len());
     let bar = progress(scripts.len(), &format!("n={}", scripts.len()));
     let began = Instant::now();
     let mut conversations = JoinSet::new();
     for (number, script) in scripts.into_iter().enumerate() {
-        let (base, manner, bar) = (base.to_owned(), Arc::clone(manner), bar.clone());
+        let (base, manner, bar) = (base.to_owned(), Arc::clone(&manner), bar.clone());
         conversations.spawn(async move {
             tokio::time::sleep_until(began + script.begins).await;
             let ended = converse(&base, script, number, &manner, began).await;
@@ -232,6 +240,8 @@ async fn run_level(base: &str, manner: &Arc<Manner>, scripts: Vec<Script>) -> Fi
     }
     let (watches, results): (Vec<Watch>, Vec<Result<(), String>>) = conversations.join_all().await.into_iter().unzip();
     bar.finish_and_clear();
+    let last_turn_ms = figures::last_turns(watches.iter().map(|watch| watch.records.as_slice()), each);
     let records: Vec<_> = watches.into_iter().flat_map(|watch| watch.records).collect();
-    Figures::of(&records, turns, results.into_iter().filter_map(Result::err), began.elapsed())
+    let figures = Figures::of(&records, turns, results.into_iter().filter_map(Result::err), began.elapsed());
+    Figures { last_turn_ms, ..figures }
 }

@@ -2,6 +2,7 @@
 //! microphone sends.
 
 use crate::EmbeddedFiles;
+use crate::bench::plan::uniform;
 use crate::model;
 use crate::realtime::speech;
 use anyhow::{Context, ensure};
@@ -28,27 +29,39 @@ const QUIET: f32 = 0.05;
 /// How long the embedded voice gets to stop.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// A recording without the silence at its edges: an event for each piece.
+/// A recording without the silence at its edges, in whole pieces.
 #[derive(Clone, Debug)]
 pub(super) struct Recording {
-    /// `input_audio_buffer.append`, one after the other.
-    pub pieces: Vec<Value>,
+    samples: Vec<i16>,
 }
 
 impl Recording {
     /// Of samples at 24 kHz; `None` where none of them is loud.
     pub fn new(pcm: &[f32]) -> Option<Recording> {
-        let pieces = spoken(pcm)?.chunks(SAMPLES).map(|piece| {
-            let mut bytes: Vec<u8> = piece.iter().flat_map(|sample| to_i16(*sample).to_le_bytes()).collect();
-            bytes.resize(2 * SAMPLES, 0);
-            append(&bytes)
-        });
-        Some(Recording { pieces: pieces.collect() })
+        let mut samples: Vec<i16> = spoken(pcm)?.iter().map(|sample| to_i16(*sample)).collect();
+        samples.resize(samples.len().next_multiple_of(SAMPLES), 0);
+        Some(Recording { samples })
+    }
+
+    /// How many pieces it has.
+    pub fn pieces(&self) -> usize {
+        self.samples.len() / SAMPLES
+    }
+
+    /// The event for piece `at`, `input_audio_buffer.append`, in a turn of this number: each has noise of its own, of the
+    /// least loudness that there is, so that a server that has heard the recording in another turn has not heard this.
+    pub fn piece(&self, at: usize, turn: u64) -> Value {
+        let samples = &self.samples[at * SAMPLES..(at + 1) * SAMPLES];
+        let noisy = samples
+            .iter()
+            .zip(at as u64 * SAMPLES as u64..)
+            .flat_map(|(sample, number)| sample.saturating_add(i16::from(uniform(turn, number) < 0.5)).to_le_bytes());
+        append(&noisy.collect::<Vec<u8>>())
     }
 
     /// How long it lasts.
     pub fn length(&self) -> Duration {
-        PIECE * self.pieces.len() as u32
+        PIECE * self.pieces() as u32
     }
 }
 
@@ -137,10 +150,16 @@ mod tests {
         let pcm = [&quiet[..], &[0.5; 1_000], &[0.0; 700], &[-0.5; 1], &quiet].concat();
         let recording = Recording::new(&pcm).unwrap();
         // 1,701 samples.
-        assert_eq!((recording.pieces.len(), recording.length()), (4, Duration::from_millis(80)));
-        let all: Vec<u8> = recording.pieces.iter().flat_map(bytes).collect();
-        assert_eq!(all.len(), 4 * 2 * SAMPLES);
-        assert_eq!((&all[..2], &all[3_400..3_404]), (&16_383i16.to_le_bytes()[..], &[0x01, 0xc0, 0, 0][..]));
+        assert_eq!((recording.pieces(), recording.length()), (4, Duration::from_millis(80)));
+        let all = |turn| -> Vec<i16> {
+            let bytes: Vec<u8> = (0..4).flat_map(|at| bytes(&recording.piece(at, turn))).collect();
+            bytes.as_chunks().0.iter().map(|pair| i16::from_le_bytes(*pair)).collect()
+        };
+        let said = all(1);
+        assert_eq!(said.len(), 4 * SAMPLES);
+        let near = |at: usize, sample: i16| (sample..=sample + 1).contains(&said[at]);
+        assert!(near(0, 16_383) && near(1_700, -16_383) && near(1_701, 0), "with noise of one step");
+        assert!(said == all(1) && said != all(2), "which each turn has of its own");
         assert_eq!(bytes(&silence()), vec![0; 960]);
     }
 

@@ -37,6 +37,8 @@ pub(super) struct Report {
     pub turns_each: u32,
     /// The share of answers that the scripts interrupt.
     pub interrupt: f64,
+    /// How many times as fast as it lasts users say something.
+    pub pace: f64,
     /// Limit on frames and tokens of an answer that is not interrupted.
     pub frames: u32,
     /// How long each of the recordings lasts.
@@ -50,7 +52,7 @@ pub(super) fn seconds(lengths: Vec<Duration>) -> Vec<f64> {
     lengths.into_iter().map(|length| length.as_secs_f64()).collect()
 }
 
-const HEAD: [&str; 11] = [
+const HEAD: [&str; 12] = [
     "load",
     "answers",
     "first sound p50/p95/max ms",
@@ -62,6 +64,7 @@ const HEAD: [&str; 11] = [
     "underrun answers",
     "worst silence ms",
     "wall s",
+    "last turn p50/p95 ms",
 ];
 
 impl fmt::Display for Report {
@@ -100,6 +103,7 @@ fn row(level: &Level) -> [String; HEAD.len()] {
         f.answers_with_underrun.to_string(),
         format!("{:.0}", f.worst_silence_ms),
         format!("{:.1}", f.wall_s),
+        format!("{:.1}/{:.1}", f.last_turn_ms.p50, f.last_turn_ms.p95),
     ]
 }
 
@@ -120,6 +124,7 @@ mod tests {
             turns: Turns::Push,
             turns_each: 4,
             interrupt: 0.25,
+            pace: 1.0,
             frames: 50,
             recordings_s: seconds(vec![Duration::from_millis(1_500)]),
             levels: vec![Level { conversations: 2, figures, server: ServerFigures::default() }],

@@ -25,6 +25,7 @@ pub(super) struct Talk<'a> {
     session: Session,
     script: Script,
     manner: &'a Manner,
+    number: u64,
     began: Instant,
     watch: Watch,
     doing: Doing,
@@ -63,7 +64,7 @@ impl<'a> Talk<'a> {
         session.send(&json!({"type": "session.update", "session": settings}))?;
         let watch = Watch::default();
         let (doing, said) = (Doing::Waits, began.elapsed());
-        Ok(Talk { session, script, manner, began, watch, doing, turn: None, said, limit: None })
+        Ok(Talk { session, script, manner, number: number as u64, began, watch, doing, turn: None, said, limit: None })
     }
 
     /// Talks to the end of the script. What was noted is in the watch, also of a conversation that ended early.
@@ -76,7 +77,7 @@ impl<'a> Talk<'a> {
     }
 
     async fn talk(&mut self) -> Result<(), String> {
-        let mut ticks = interval(PIECE);
+        let mut ticks = interval(PIECE.div_f64(self.manner.pace));
         // A microphone makes up for what it is late.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         loop {
@@ -111,12 +112,12 @@ impl<'a> Talk<'a> {
         };
         let now = self.began.elapsed();
         let recording: &Recording = &self.manner.recordings[self.says()];
-        self.session.send(&recording.pieces[at])?;
+        self.session.send(&recording.piece(at, self.saying()))?;
         if at == 0 {
             self.watch.speaks(now);
         }
         self.doing = Doing::Speaks(at + 1);
-        if at + 1 == recording.pieces.len() {
+        if at + 1 == recording.pieces() {
             self.watch.said(now);
             (self.doing, self.said) = (Doing::Waits, now);
             if self.manner.turns == Turns::Push {
@@ -125,6 +126,11 @@ impl<'a> Talk<'a> {
             }
         }
         Ok(())
+    }
+
+    /// A number that no other turn of this run has.
+    fn saying(&self) -> u64 {
+        (self.manner.level << 48) + (self.number << 24) + self.turn.unwrap_or(0) as u64
     }
 
     fn says(&self) -> usize {

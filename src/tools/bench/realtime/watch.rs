@@ -29,6 +29,13 @@ pub struct Record {
     pub failed: Option<String>,
 }
 
+impl Record {
+    /// From the end of the turn to the first sound.
+    pub fn waited(&self) -> Option<Duration> {
+        Some(self.first_sound?.saturating_sub(self.asked))
+    }
+}
+
 /// How an answer was interrupted while it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interruption {

@@ -4,7 +4,8 @@ use super::checks::{Checks, floats};
 use super::{Case, list, text};
 use omni_media::MediaLimits;
 use omni_media::hearing::{audio_tokens, samples, spectra};
-use omni_media::mel::{LogMel, Spectrum};
+use omni_media::mel::LogMel;
+use omni_media::spectrum::Spectrum;
 
 /// Largest error of a spectrum of samples that are equal.
 const EQUAL_SAMPLES: f32 = 1e-4;
