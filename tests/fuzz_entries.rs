@@ -8,6 +8,10 @@
 
 mod support;
 
+#[cfg(feature = "webrtc")]
+#[path = "../src/webrtc/hostile.rs"]
+mod hostile;
+
 use crate::support::http::{Ask, PATIENCE};
 use crate::support::pictures::{bmp, gif};
 use crate::support::recording::{PCM, data_url, hum};
@@ -409,6 +413,80 @@ fn realtime_events_are_followed_or_refused_with_words() {
             assert!(session.bytes() < 2 << 20, "{} bytes", session.bytes());
         }
     });
+}
+
+/// A client of a call, which sends what no client should, in front of and behind the encryption.
+#[cfg(feature = "webrtc")]
+#[test]
+fn packets_of_a_call_are_taken_or_dropped() {
+    use crate::support::phone::Peer;
+    use omni_actors::webrtc::{Call, News, Step, called, crypto::provider};
+    let (server, client) = (([192, 0, 2, 1], 8443).into(), ([198, 51, 100, 7], 4242).into());
+    let strangers = [([203, 0, 113, 9], 99).into(), client];
+    let one = |dice: &mut Dice, harm: usize| {
+        let mut now = Instant::now();
+        hostile::behave();
+        let (mut peer, offer) = Peer::new(hostile::hostile(provider()), client, now);
+        let (mut call, answer) = Call::answer(&offer, &[server], 1 << 16, now).unwrap();
+        peer.accept(&answer);
+        let mut inner = Dice(dice.0);
+        if harm > 0 {
+            hostile::change(move |packet| if inner.roll(3) == 0 { inner.damaged(packet) } else { packet.to_vec() });
+        }
+        let (mut over, mut heard, mut before) = (false, 0, Vec::new());
+        for _ in 0..150 {
+            now += Duration::from_millis(10);
+            call.pass(now);
+            peer.pass(now);
+            if peer.open {
+                let _ = peer.try_tell("{}");
+                peer.say(&[500; 480], now);
+                peer.pass(now);
+            }
+            if peer.open && dice.roll(40) < harm {
+                peer.opens_another();
+            }
+            for (_, packet) in std::mem::take(&mut peer.out) {
+                let _ = called(&packet);
+                if dice.roll(4) < harm {
+                    let from = strangers[dice.roll(2)];
+                    call.receive(from, &dice.damaged(&packet), now);
+                }
+                if dice.roll(8) < harm && !before.is_empty() {
+                    let again: &Vec<u8> = &before[dice.roll(before.len())];
+                    call.receive(client, again, now);
+                }
+                if dice.roll(10) >= harm {
+                    call.receive(client, &packet, now);
+                }
+                if before.len() < 200 {
+                    before.push(packet);
+                }
+            }
+            for packet in 0.. {
+                assert!(packet < 10_000, "it goes on sending");
+                match call.step() {
+                    Step::Send(_, packet) => peer.receive(server, &packet, now),
+                    Step::News(News::Over) if over => break,
+                    Step::News(News::Over) => over = true,
+                    Step::News(News::Heard(samples)) => heard += samples.len(),
+                    Step::News(_) => {}
+                    Step::Wait(until) => {
+                        assert!(until >= now || over || packet < 1_000);
+                        break;
+                    }
+                }
+            }
+        }
+        assert!(heard < 24_000 * 13, "{heard} samples in a second and a half");
+        heard
+    };
+    let before = memory("self");
+    fuzz("packets of calls", 0.15, |dice| {
+        one(dice, 1);
+    });
+    assert!(memory("self") < before + GROWTH, "it grows");
+    assert!(one(&mut Dice(1), 0) > 10_000, "a client like others is heard");
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn opening() -> Opening {
         media: 2,
         media_ms: 4_000,
         jobs: 3,
+        window_ms: 200,
     };
     Opening { id: "sess_1".to_owned(), seed: 1, expires_at: 1, abilities, limits, plays: false }
 }

@@ -5,7 +5,7 @@ use omni_config::AliasesConfig;
 use omni_engine::{ModelInfo, TaskType};
 
 /// OpenAI's models that speak. A name of these and a date behind it is the same model.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 16] = [
     "gpt-4o-mini-tts",
     "tts-1",
     "tts-1-hd",
@@ -16,6 +16,10 @@ const MODELS: [&str; 12] = [
     "gpt-4o-mini-audio-preview",
     "gpt-realtime",
     "gpt-realtime-mini",
+    "gpt-realtime-1.5",
+    "gpt-realtime-2",
+    "gpt-realtime-2.1",
+    "gpt-realtime-2.1-mini",
     "gpt-4o-realtime-preview",
     "gpt-4o-mini-realtime-preview",
 ];

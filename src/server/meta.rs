@@ -51,6 +51,7 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
             held: health.admission.held,
             realtime: health.admission.realtime,
         },
+        calls: app.calls.is_some(),
         stages: health.stages.iter().map(Stage::from).collect(),
         aligner: health.aligner.as_ref().map(Aligner::from),
         models: statuses(&app),

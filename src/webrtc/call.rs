@@ -1,5 +1,6 @@
 //! A call from its answer to its end.
 
+use crate::bounds::{Channels, Pace, Source};
 use crate::crypto::provider;
 use crate::offer::{OfferError, read};
 use crate::sound::{CLOCK, Ear, FRAME, Mouth};
@@ -60,6 +61,9 @@ pub struct Call {
     largest: usize,
     ear: Ear,
     mouth: Mouth,
+    source: Source,
+    pace: Pace,
+    others: Channels,
     /// When sound of the peer came last, or silence was taken for it.
     heard: Option<Instant>,
     news: VecDeque<News>,
@@ -111,6 +115,9 @@ impl Call {
             largest,
             ear: Ear::new().map_err(internal)?,
             mouth: Mouth::new().map_err(internal)?,
+            source: Source::default(),
+            pace: Pace::default(),
+            others: Channels::default(),
             heard: None,
             news: VecDeque::new(),
             over: false,
@@ -131,7 +138,7 @@ impl Call {
         let Some(to) = self.addresses.iter().find(|address| address.is_ipv4() == from.is_ipv4()) else { return false };
         let Ok(receive) = Receive::new(Protocol::Udp, from, *to, packet) else { return false };
         let input = Input::Receive(now, receive);
-        if self.over || !self.rtc.accepts(&input) {
+        if self.over || !self.rtc.accepts(&input) || !self.source.admits(packet) {
             return false;
         }
         // A packet that is wrong is one that did not come, unless the call ended with it.
@@ -186,16 +193,25 @@ impl Call {
                 self.channel = Some(id);
                 self.news.push_back(News::Open);
             }
-            Event::ChannelOpen(id, _) => self.rtc.direct_api().close_data_channel(id),
+            Event::ChannelOpen(id, _) => match self.others.closes_another() {
+                true => self.rtc.direct_api().close_data_channel(id),
+                false => self.end(),
+            },
             Event::ChannelData(message) if Some(message.id) == self.channel => {
                 self.news.push_back(News::Told(message.data));
             }
             Event::ChannelClose(id) if Some(id) == self.channel => self.end(),
             Event::MediaData(media) if Some(media.mid) == self.sound => {
                 self.heard = Some(media.network_time);
+                if let Some(stream) = self.rtc.direct_api().stream_rx_by_mid(media.mid, None) {
+                    self.source.is(*stream.ssrc());
+                }
                 let begins = media.time.rebase(Frequency::FORTY_EIGHT_KHZ).numer();
                 let samples = self.ear.hear(begins, &media.data);
-                self.news.push_back(News::Heard(samples));
+                let sound = Duration::from_secs(1) * samples.len() as u32 / crate::sound::RATE;
+                if self.pace.takes(sound, media.network_time) {
+                    self.news.push_back(News::Heard(samples));
+                }
             }
             Event::Closed => self.end(),
             _ => {}

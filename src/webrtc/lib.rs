@@ -8,13 +8,17 @@
 //! | `call` | a call from its answer to its end |
 //! | `sound` | Opus, and what is heard where packets are missing |
 //! | `stun` | to which call a packet of an unknown address belongs |
+//! | `bounds` | what a peer may not do, whoever it is |
 //! | `crypto` | the cryptography of DTLS and SRTP, by `ring` |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod bounds;
 mod call;
 pub mod crypto;
+#[cfg(test)]
+mod hostile;
 mod offer;
 #[cfg(test)]
 mod peer;
@@ -25,5 +29,5 @@ mod tests;
 
 pub use call::{Call, News, Step};
 pub use offer::OfferError;
-pub use sound::{FRAME, RATE};
+pub use sound::{BIT_RATE, FRAME, RATE};
 pub use stun::called;

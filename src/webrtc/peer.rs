@@ -1,11 +1,13 @@
 //! The other side of a call, for tests: what a browser would do, made of str0m too, without a socket.
 
+#![allow(dead_code, reason = "each user of it needs its own part")]
+
 use opus_rs::{Application, OpusDecoder, OpusEncoder};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Instant;
 use str0m::change::{SdpAnswer, SdpPendingOffer};
-use str0m::channel::ChannelId;
+use str0m::channel::{ChannelConfig, ChannelId};
 use str0m::crypto::CryptoProvider;
 use str0m::media::{Direction, Frequency, MediaKind, MediaTime, Mid};
 use str0m::net::{Protocol, Receive};
@@ -20,12 +22,15 @@ pub struct Peer {
     decoder: Box<OpusDecoder>,
     encoder: Box<OpusEncoder>,
     time: u64,
+    called: String,
     pub open: bool,
     pub over: bool,
     /// What the data channel said.
     pub told: VecDeque<String>,
     /// What was heard, 24,000 samples a second, without the time between.
     pub heard: Vec<i16>,
+    /// The packets of Opus that it was heard from.
+    pub packets: Vec<Vec<u8>>,
     /// Packets to be sent.
     pub out: VecDeque<(SocketAddr, Vec<u8>)>,
 }
@@ -49,16 +54,20 @@ impl Peer {
             decoder: Box::new(OpusDecoder::new(24_000, 1).unwrap()),
             encoder: Box::new(OpusEncoder::new(24_000, 1, Application::Audio).unwrap()),
             time: 0,
+            called: String::new(),
             open: false,
             over: false,
             told: VecDeque::new(),
             heard: Vec::new(),
+            packets: Vec::new(),
             out: VecDeque::new(),
         };
         (peer, offer.to_sdp_string())
     }
 
     pub fn accept(&mut self, answer: &str) {
+        let name = answer.lines().find_map(|line| line.strip_prefix("a=ice-ufrag:"));
+        self.called = name.unwrap().trim().to_owned();
         let answer = SdpAnswer::from_sdp_string(answer).unwrap();
         self.rtc.sdp_api().accept_answer(self.pending.take().unwrap(), answer).unwrap();
     }
@@ -90,12 +99,35 @@ impl Peer {
             Event::ChannelData(data) => self.told.push_back(String::from_utf8(data.data).unwrap()),
             Event::ChannelClose(_) | Event::Closed => self.over = true,
             Event::MediaData(media) => {
+                self.packets.push(media.data.to_vec());
                 let mut samples = [0.0; 2880];
                 let count = self.decoder.decode(&media.data, 2880, &mut samples).unwrap();
                 self.heard.extend(samples[..count].iter().map(|sample| (sample * 32767.0) as i16));
             }
             _ => {}
         }
+    }
+
+    /// Opens a data channel that no call needs.
+    pub fn opens_another(&mut self) {
+        let config = ChannelConfig { label: "another".to_owned(), ..ChannelConfig::default() };
+        self.rtc.direct_api().create_data_channel(config);
+    }
+
+    /// Hangs up: the next packets say so.
+    pub fn hang_up(&mut self) {
+        let _ = self.rtc.close();
+    }
+
+    /// The name by which it calls the server.
+    pub fn called(&self) -> &str {
+        &self.called
+    }
+
+    /// Tells an event, if there is room for it.
+    pub fn try_tell(&mut self, event: &str) -> bool {
+        let Some(mut channel) = self.rtc.channel(self.channel) else { return false };
+        channel.write(false, event.as_bytes()).unwrap_or(false)
     }
 
     pub fn tell(&mut self, event: &str) {
@@ -110,7 +142,8 @@ impl Peer {
         packet.truncate(length);
         let time = MediaTime::new(self.time, Frequency::FORTY_EIGHT_KHZ);
         self.time += 2 * samples.len() as u64;
-        let writer = self.rtc.writer(self.sound).unwrap();
+        // Of a call that is over nobody would hear it.
+        let Some(writer) = self.rtc.writer(self.sound) else { return };
         let format = writer.payload_params().next().unwrap().pt();
         writer.write(format, now, time, packet).unwrap();
     }

@@ -10,8 +10,8 @@ pub const FRAME: usize = 480;
 pub(crate) const CLOCK: u32 = 48_000;
 /// Ticks of a sample.
 const TICKS: u64 = (CLOCK / RATE) as u64;
-/// bit/s on average.
-const BIT_RATE: i32 = 64_000;
+/// bit/s of what is sent, on average.
+pub const BIT_RATE: i32 = 64_000;
 /// Largest packet.
 const MAX_PACKET: usize = 1275;
 /// Samples of the longest packet that a peer may send, 120 ms.

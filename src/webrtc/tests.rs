@@ -1,6 +1,7 @@
 //! Whole calls in a network and a time of their own.
 
 use crate::crypto::provider;
+use crate::hostile::{behave, change, hostile};
 use crate::peer::Peer;
 use crate::{Call, FRAME, News, OfferError, Step};
 use std::net::SocketAddr;
@@ -28,7 +29,20 @@ fn offer() -> (Peer, String, Instant) {
 
 impl Line {
     fn new() -> Line {
-        let (mut peer, offer, now) = offer();
+        Line::of(offer())
+    }
+
+    /// Whose client computes with what a hostile one does.
+    fn hostile() -> Line {
+        #[expect(clippy::disallowed_methods, reason = "a moment to count from")]
+        let now = Instant::now();
+        let (peer, offer) = Peer::new(hostile(provider()), CLIENT, now);
+        let mut line = Line::of((peer, offer, now));
+        line.opens();
+        line
+    }
+
+    fn of((mut peer, offer, now): (Peer, String, Instant)) -> Line {
         let (call, answer) = Call::answer(&offer, &[SERVER], 1 << 16, now).unwrap();
         assert!(answer.contains("a=ice-lite") && answer.contains("192.0.2.1 8443"), "{answer}");
         peer.accept(&answer);
@@ -70,13 +84,18 @@ impl Line {
 
     fn open() -> Line {
         let mut line = Line::new();
+        line.opens();
+        line
+    }
+
+    fn opens(&mut self) {
         for _ in 0..400 {
-            line.pass(1);
-            if line.peer.open && line.news.contains(&News::Open) {
-                return line;
+            self.pass(1);
+            if self.peer.open && self.news.contains(&News::Open) {
+                return;
             }
         }
-        panic!("{:?}", line.news)
+        panic!("{:?}", self.news)
     }
 }
 
@@ -170,6 +189,112 @@ fn strangers_get_no_answer_and_change_nothing() {
     line.peer.tell("still");
     line.pass(40);
     assert!(line.news.contains(&News::Told(b"still".to_vec())));
+}
+
+#[test]
+fn a_client_that_is_not_who_the_offer_says_is_not_heard() {
+    // The offer of another client, whose certificate it is to be, with what the first one sends as its own.
+    let (_, other, _) = offer();
+    let (peer, offer, now) = offer();
+    let print = |offer: &str| {
+        offer.lines().find(|line| line.starts_with("a=fingerprint:")).map(|line| line.trim().to_owned()).unwrap()
+    };
+    let mut line = Line::of((peer, offer.replace(&print(&offer), &print(&other)), now));
+    line.hung_up = true;
+    line.pass(400);
+    assert_eq!(line.news, [News::Over]);
+    // A weak hash says nothing of who it is, and no hash less.
+    let weak = format!("a=fingerprint:sha-1 {}", ["AB"; 20].join(":"));
+    let weak = offer.replace(&print(&offer), &weak);
+    for offer in [weak, offer.replace(&print(&offer), "a=x")] {
+        assert!(matches!(Call::answer(&offer, &[SERVER], 1 << 16, now), Err(OfferError::NoFingerprint)));
+    }
+}
+
+#[test]
+fn a_packet_that_is_not_authentic_takes_no_streams_place() {
+    let mut line = Line::open();
+    for number in 0..10 {
+        line.peer.say(&tone(number), line.now);
+        line.pass(4);
+    }
+    // Those of a stranger who has the client's address and has seen its packets, whose heads say of which section they
+    // are.
+    line.peer.say(&tone(10), line.now);
+    line.peer.pass(line.now);
+    let packets: Vec<Vec<u8>> = line.peer.out.iter().map(|(_, packet)| packet.clone()).collect();
+    let sound = packets.iter().find(|packet| packet[0] >> 6 == 2 && !(192..224).contains(&packet[1])).unwrap();
+    for stream in 0..100u32 {
+        let mut forged = sound.clone();
+        forged[8..12].copy_from_slice(&stream.to_be_bytes());
+        assert!(!line.call.receive(CLIENT, &forged, line.now));
+    }
+    line.news.clear();
+    for number in 11..40 {
+        line.peer.say(&tone(number), line.now);
+        line.pass(4);
+    }
+    line.pass(40);
+    let heard = line.news.iter().filter(|news| matches!(news, News::Heard(_))).count();
+    assert!((29..=45).contains(&heard), "{heard} pieces");
+    // The same packet again is none.
+    let again = |line: &mut Line| {
+        line.news.clear();
+        line.call.receive(CLIENT, sound, line.now);
+        while let Step::News(news) = line.call.step() {
+            assert!(!matches!(news, News::Heard(_)), "a packet that was heard is heard again");
+        }
+    };
+    again(&mut line);
+}
+
+#[test]
+fn sound_does_not_come_faster_than_it_sounds() {
+    let mut line = Line::open();
+    line.news.clear();
+    for number in 0..1500 {
+        line.peer.say(&tone(number), line.now);
+        line.peer.pass(line.now);
+        if number % 50 == 0 {
+            line.pass(1);
+        }
+    }
+    line.pass(40);
+    let heard: usize =
+        line.news.iter().map(|news| if let News::Heard(samples) = news { samples.len() } else { 0 }).sum();
+    // 30 s came in a third of one.
+    assert!(heard <= 11 * 24_000, "{heard}");
+}
+
+#[test]
+fn streams_and_channels_without_a_meaning_are_not_kept() {
+    let mut line = Line::hostile();
+    // Data for a stream nobody has opened, thousands of them.
+    let mut stream = 256u16;
+    change(move |packet| {
+        let mut packet = packet.to_vec();
+        if packet.get(12) == Some(&0) {
+            packet[20..22].copy_from_slice(&stream.to_be_bytes());
+            stream = stream.wrapping_add(1).max(256);
+        }
+        packet
+    });
+    line.peer.tell("lost");
+    line.pass(100);
+    behave();
+    assert!(!line.news.iter().any(|news| matches!(news, News::Told(_))), "a stream beyond the first was read");
+    // What SCTP sends again, unchanged, arrives.
+    line.pass(2000);
+    assert!(line.news.contains(&News::Told(b"lost".to_vec())), "{:?}", line.news);
+    for _ in 0..16 {
+        line.peer.opens_another();
+        line.pass(40);
+    }
+    assert!(!line.news.contains(&News::Over));
+    line.hung_up = true;
+    line.peer.opens_another();
+    line.pass(40);
+    assert!(line.news.contains(&News::Over), "17 channels that mean nothing");
 }
 
 #[test]

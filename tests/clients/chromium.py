@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+import wave
 
 from common import arguments
 from websockets.sync.client import connect
@@ -38,6 +39,38 @@ FLAGS = [
     "--remote-debugging-port=0",
     "--window-size=1000,1000",
 ]
+
+
+#: Samples a second of the microphone's file.
+RATE = 24000
+#: Silence behind each sentence of it, longer than what ends a turn: one of them leaves an answer the time to begin.
+PAUSES = (1.2, 2.4)
+
+
+def microphone(folder, voice_url):
+    """Flags for a microphone that hears two sentences of a server's voice with silence behind each, again and again."""
+    path = f"{folder}/microphone.wav"
+    with wave.open(path, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        texts = ("Good morning. Could you tell me the time?", "Please close the window before you leave.")
+        for text, pause in zip(texts, PAUSES, strict=True):
+            body = json.dumps({"input": text, "seed": 3, "response_format": "pcm"}).encode()
+            headers = {"content-type": "application/json"}
+            speech = fetch(urllib.request.Request(f"{voice_url}/v1/audio/speech", body, headers))
+            file.writeframes(speech + bytes(2 * int(pause * RATE)))
+    return [
+        "--use-fake-device-for-media-stream",
+        "--use-fake-ui-for-media-stream",
+        f"--use-file-for-fake-audio-capture={path}",
+    ]
+
+
+def fetch(request):
+    """What a server answers."""
+    with urllib.request.urlopen(request) as answer:
+        return answer.read()
 
 
 def chromium(named):

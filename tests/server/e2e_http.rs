@@ -57,6 +57,11 @@ impl Site {
         Site { engine, address, client: Client::new(), serving }
     }
 
+    /// Its address as clients are given it.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     pub async fn post(&self, path: &str, body: &Value) -> Response {
         self.client.post(format!("http://{}{path}", self.address)).json(body).send().await.unwrap()
     }

@@ -8,6 +8,8 @@ pub mod http;
 pub mod listeners;
 pub mod media;
 pub mod omni;
+#[cfg(feature = "webrtc")]
+pub mod phone;
 pub mod pictures;
 pub mod process;
 pub mod recording;

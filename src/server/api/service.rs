@@ -175,6 +175,8 @@ pub(crate) struct HealthDetails<'a> {
     /// How many there may be: `limits.max_requests`.
     pub max_requests: usize,
     pub admission: Admission,
+    /// Whether `POST /v1/realtime/calls` answers offers.
+    pub calls: bool,
     /// Upstream first; with `[[models]]` those of the first one.
     pub stages: Vec<Stage<'a>>,
     /// The aligner of the config, where there is one.

@@ -2,6 +2,7 @@
 
 use super::certificate;
 use super::handshake;
+use crate::bounds::Association;
 use dimpl::Config;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -25,7 +26,8 @@ impl DtlsProvider for Dtls {
         _: DtlsVersion,
         _: Option<usize>,
     ) -> Result<Box<dyn DtlsInstance>, CryptoError> {
-        Ok(Box::new(Instance(dimpl::Dtls::new_12(config()?, cert.clone(), now))))
+        let dtls = dimpl::Dtls::new_12(config()?, cert.clone(), now);
+        Ok(Box::new(Instance { dtls, association: Association::default() }))
     }
 }
 
@@ -39,7 +41,10 @@ fn config() -> Result<Arc<Config>, CryptoError> {
     CONFIG.get_or_init(build).clone().map_err(CryptoError::Other)
 }
 
-struct Instance(dimpl::Dtls);
+struct Instance {
+    dtls: dimpl::Dtls,
+    association: Association,
+}
 
 impl std::fmt::Debug for Instance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -49,42 +54,46 @@ impl std::fmt::Debug for Instance {
 
 impl DtlsInstance for Instance {
     fn set_active(&mut self, active: bool) {
-        self.0.set_active(active);
+        self.dtls.set_active(active);
     }
 
     fn handle_packet(&mut self, packet: &[u8]) -> Result<(), DtlsImplError> {
-        self.0.handle_packet(packet)
+        self.dtls.handle_packet(packet)
     }
 
     fn poll_output<'a>(&mut self, buf: &'a mut [u8]) -> DtlsOutput<'a> {
-        self.0.poll_output(buf)
+        match self.dtls.poll_output(buf) {
+            // As if it had been lost on its way.
+            DtlsOutput::ApplicationData(packet) if !self.association.admits(packet) => DtlsOutput::ApplicationData(&[]),
+            output => output,
+        }
     }
 
     fn handle_timeout(&mut self, now: Instant) -> Result<(), DtlsImplError> {
-        self.0.handle_timeout(now)
+        self.dtls.handle_timeout(now)
     }
 
     fn send_application_data(&mut self, data: &[u8]) -> Result<usize, DtlsImplError> {
-        self.0.send_application_data(data)
+        self.dtls.send_application_data(data)
     }
 
     fn is_active(&self) -> bool {
-        self.0.is_active()
+        self.dtls.is_active()
     }
 
     fn protocol_version(&self) -> Option<ProtocolVersion> {
-        self.0.protocol_version()
+        self.dtls.protocol_version()
     }
 
     fn is_closing(&self) -> bool {
-        self.0.is_closing()
+        self.dtls.is_closing()
     }
 
     fn is_closed(&self) -> bool {
-        self.0.is_closed()
+        self.dtls.is_closed()
     }
 
     fn close(&mut self) -> Result<(), DtlsImplError> {
-        self.0.close()
+        self.dtls.close()
     }
 }

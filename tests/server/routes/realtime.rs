@@ -196,6 +196,28 @@ async fn a_spoken_answer_ends_before_a_call_and_the_call_is_read_from_the_same_r
     assert_eq!((messages[2].role.as_str(), &messages[2].content), ("tool", &Content::Text("sunny".to_owned())));
 }
 
+/// `tests/clients/realtime_functions.py` has the clients read these events.
+#[tokio::test]
+async fn what_a_client_is_told_of_a_call_is_what_the_tests_of_clients_have() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    let item = json!({"type": "message", "role": "user", "content": hello()});
+    client.send(&json!({"type": "conversation.item.create", "item": item})).await;
+    let response = json!({"tools": weather(), "output_modalities": ["text"]});
+    client.send(&json!({"type": "response.create", "response": response})).await;
+    let call = site.service.call().await;
+    call.started().await;
+    call.text_delta("Let me see.<tool_call>{\"name\": \"weather\", \"arguments\": {\"at\": \"Oslo\"}}</tool_call>")
+        .await;
+    call.finish().await;
+    let events = client.until("response.done").await;
+    // The name of the conversation is the session's, and random.
+    let name = events.last().unwrap()["response"]["conversation_id"].as_str().unwrap();
+    let told: Vec<String> = events.iter().map(|event| event.to_string().replace(name, "conv_1")).collect();
+    let known = include_str!("../../clients/function_events.jsonl");
+    assert!(told.iter().eq(known.lines()), "this is told:\n{}", told.join("\n"));
+}
+
 #[tokio::test]
 async fn an_answer_without_a_call_is_asked_for_once() {
     let site = Site::new();
