@@ -74,7 +74,7 @@ fn an_idle_server_takes_a_listener_however_long_others_waited() {
     for _ in 0..8 {
         let reply = frame(&json!({"max_new_tokens": 12})).send(attacked.url());
         assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
-        attacked.waits_for("omni_requests_in_flight", |requests| requests == 0.0);
+        attacked.waits_for_rest();
     }
     attacked.is_as_before();
 }

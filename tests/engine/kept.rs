@@ -94,7 +94,8 @@ async fn turns_of_a_conversation_say_what_they_say_where_nothing_is_kept() {
         ] {
             let engine = engine(&tiny(), |config| {
                 let thinker = &mut config.stages[Thinker as usize];
-                (thinker.prefill_chunk, thinker.replicas, thinker.placement) = (chunk, Replicas::Count(replicas), placement);
+                (thinker.prefill_chunk, thinker.replicas, thinker.placement) =
+                    (chunk, Replicas::Count(replicas), placement);
             })
             .await;
             for tenant in [1, 1, 2] {

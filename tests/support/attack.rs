@@ -190,6 +190,20 @@ impl Attacked {
         text.lines().filter_map(value).sum()
     }
 
+    /// Waits until no request has a place any more. A place is given up behind the end that metrics tell.
+    pub fn waits_for_rest(&self) {
+        let begun = Instant::now();
+        loop {
+            let reply = self.patiently(&Ask::new("GET", "/health", &[], ""));
+            let health: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+            if health["admission"]["held"] == 0 {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "places stay held: {health}");
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits until a metric is as it should be.
     pub fn waits_for(&self, name: &str, fits: impl Fn(f64) -> bool) {
         let begun = Instant::now();

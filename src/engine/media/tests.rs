@@ -26,7 +26,9 @@ fn wav(samples: u32) -> Arc<[u8]> {
     let mut file = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data".to_vec();
     file[4..8].copy_from_slice(&(36 + 2 * samples).to_le_bytes());
     file.extend((2 * samples).to_le_bytes());
-    file.extend((0..samples).flat_map(|i| (((i * 37) % 2000) as i16 - 1000).to_le_bytes()));
+    // No second of it is like another.
+    let sample = |i: u32| ((i.wrapping_mul(2_654_435_761) >> 12) % 2000) as i16 - 1000;
+    file.extend((0..samples).flat_map(|i| sample(i).to_le_bytes()));
     file.into()
 }
 

@@ -31,6 +31,8 @@ fn record_one_of_each() {
     DecodeMetrics::ended("recording", "decoded");
     MediaMetrics::looked_up(true);
     MediaMetrics::cached(1);
+    MediaMetrics::spectrum_looked_up(true);
+    MediaMetrics::spectra_kept(1);
     MediaMetrics::ended("image", "prepared");
     MediaMetrics::took("image", Duration::from_millis(20));
     MediaMetrics::holds(1.0);
