@@ -195,7 +195,7 @@ impl Attacked {
         let begun = Instant::now();
         loop {
             let reply = self.patiently(&Ask::new("GET", "/health", &[], ""));
-            let health: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+            let health: Value = serde_json::from_slice(&reply.body).unwrap();
             if health["admission"]["held"] == 0 {
                 return;
             }

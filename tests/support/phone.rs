@@ -155,7 +155,7 @@ impl Writer {
         if !is {
             let (_, said) = self.said.split_last().unwrap();
             let mut again = Writer::new();
-            for piece in said.to_vec() {
+            for piece in said.iter().copied() {
                 again.packet(pieces, piece);
             }
             *self = again;

@@ -6,7 +6,7 @@
 #include "tower_attention.cuh"
 #include "wgmma.cuh"
 
-constexpr int KEY_TILES = 3; // tiles of keys and values in shared memory
+[[maybe_unused]] constexpr int KEY_TILES = 3; // tiles of keys and values in shared memory
 
 // D: 64, or 72 of which eight numbers are behind the shuffled rows of 64. Grid: (tiles of 128 queries, heads). Shared
 // memory: 1024 + 8 tiles.
