@@ -21,6 +21,10 @@ docs:
 test *ARGS:
     cargo test --locked {{ ARGS }}
 
+# the whole suite many times side by side: just soak --runs 50 --lanes 4
+soak *ARGS:
+    scripts/soak.py {{ ARGS }}
+
 # licences, sources and advisories of dependencies; a licence text for each
 deny:
     scripts/check.sh deny notices

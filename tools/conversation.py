@@ -71,11 +71,16 @@ class Conversation:
         self.socket = socket
         self.began = time.monotonic()
         self.said, self.detected, self.answers = [], [], []
-        self.sounds = asyncio.Event()
-        self.done = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def now(self):
         return time.monotonic() - self.began
+
+    async def until(self, number, came):
+        """Waits until so many answers were begun, and the last one has come so far."""
+        while len(self.answers) < number or not came(self.answers[-1]):
+            self.changed.clear()
+            await self.changed.wait()
 
     async def send(self, kind, **fields):
         await self.socket.send(json.dumps({"type": kind, **fields}))
@@ -107,19 +112,16 @@ class Conversation:
                 self.detected[-1][1] = now
             if kind == "response.created":
                 self.answers.append(Answer())
-                self.sounds.clear()
-                self.done.clear()
             if kind == "response.output_audio.delta":
                 answer.item = event["item_id"]
                 answer.first = now if answer.first is None else answer.first
                 answer.last = now
                 answer.made += len(base64.b64decode(event["delta"])) / SAMPLE_BYTES / RATE
-                self.sounds.set()
             if kind == "response.done":
                 answer.ended = now
                 answer.cancelled = event["response"]["status"] == "cancelled"
                 answer.cached = event["response"]["usage"]["input_token_details"]["cached_tokens"]
-                self.done.set()
+            self.changed.set()
 
 
 async def hold(url, tokens, last_tokens):
@@ -133,16 +135,14 @@ async def hold(url, tokens, last_tokens):
         async def play():
             for number, ((seconds, into), sound) in enumerate(zip(TURNS, spoken), 1):
                 if into:
-                    await talk.sounds.wait()
+                    await talk.until(number - 1, lambda answer: answer.first is not None)
                     await asyncio.sleep(into)
                 most = tokens if number < len(TURNS) else last_tokens
                 await talk.send("session.update", session={"type": "realtime", "max_output_tokens": most})
-                talk.sounds.clear()
                 speech.extend(sound)
                 talk.said.append((talk.now(), talk.now() + seconds))
                 await asyncio.sleep(seconds)
-                await talk.sounds.wait()
-            await talk.done.wait()
+            await talk.until(len(TURNS), lambda answer: answer.ended is not None)
             last = talk.answers[-1]
             await asyncio.sleep(max(0.0, last.first + last.made - talk.now()))
             last.heard = last.made
@@ -197,12 +197,12 @@ def svg(talk, title):
     parts += [bar("turn", 1, start, end) for start, end in talk.detected if end]
     for (_, ended), answer in zip((turn for turn in talk.detected if turn[1]), talk.answers):
         parts += [bar("made", 2, answer.first, answer.last), bar("heard", 3, answer.first, answer.first + answer.heard),
-                  label("s", answer.first, top(2) - 3, f"{(answer.first - ended) * 1000:.0f} ms behind the turn; "
-                        f"{answer.made:.1f} s made{', and no more' if answer.cancelled else ''}")]
+                  label("s", answer.first, top(2) - 3, f"after {(answer.first - ended) * 1000:.0f} ms; "
+                        f"{answer.made:.1f} s made")]
     for answer in cuts:
         parts += [f'<path class="cut" d="M{x(answer.cut):.1f} {TOP - 6}V{bottom}"/>',
                   label("r", answer.cut + 0.08, top(3) + LANE / 2 + 4,
-                        f"cut off: {answer.heard:.1f} s heard, {answer.made - answer.heard:.1f} s not")]
+                        f"{answer.heard:.1f} s heard, {answer.made - answer.heard:.1f} s not")]
     return "\n".join(parts) + "\n</svg>\n"
 
 
