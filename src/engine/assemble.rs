@@ -53,7 +53,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let maker = StageMaker::new(checkpoint, config, &here, kept)?;
     let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
-    config.replicas_fit(names, maker.device.kind, gpus()).map_err(StartError::Config)?;
+    config.replicas_fit(names, maker.device.kind, gpus(maker.device.kind)).map_err(StartError::Config)?;
     if maker.device.kind == DeviceKind::Cuda && names.iter().any(apart) {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"

@@ -77,15 +77,15 @@ fn memory(_: usize) -> Option<u64> {
     None
 }
 
-/// How many GPUs the driver shows.
+/// How many GPUs the driver shows. It is not opened where a CPU computes.
 #[cfg(feature = "cuda")]
-pub fn gpus() -> usize {
-    omni_cuda::Gpu::count().unwrap_or(0)
+pub fn gpus(device: DeviceKind) -> usize {
+    if device == DeviceKind::Cuda { omni_cuda::Gpu::count().unwrap_or(0) } else { 0 }
 }
 
 /// Without the feature `cuda` there is no GPU.
 #[cfg(not(feature = "cuda"))]
-pub fn gpus() -> usize {
+pub fn gpus(_: DeviceKind) -> usize {
     0
 }
 

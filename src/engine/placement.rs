@@ -23,7 +23,7 @@ pub fn look(config: &Config, family: &[StageName], device: DeviceKind) -> Vec<Pl
 /// The same config with no placement and no number of replicas left open.
 pub fn settle(config: &Config, family: &[StageName], device: DeviceKind) -> Config {
     let mut settled = config.clone();
-    settled.settle_replicas(device, gpus());
+    settled.settle_replicas(device, gpus(device));
     for Placed { stage, placement, why } in look(&settled, family, device) {
         if let Some(why) = why {
             tracing::info!(%stage, placement = placement.as_str(), why, "placement = \"auto\"");

@@ -8,7 +8,7 @@
 //! | `call` | a call from its answer to its end |
 //! | `sound` | Opus, and what is heard where packets are missing |
 //! | `stun` | to which call a packet of an unknown address belongs |
-//! | `bounds` | what a peer may not do, whoever it is |
+//! | `bounds` | what no peer may do |
 //! | `crypto` | the cryptography of DTLS and SRTP, by `ring` |
 
 #![forbid(unsafe_code)]
