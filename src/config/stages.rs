@@ -27,6 +27,8 @@ pub struct StageConfig {
     /// Thinker only, 0 for the others: bytes of prompts and answers that each replica keeps for prompts that begin
     /// alike; 0 keeps none.
     pub kept_prompts: usize,
+    /// Thinker on a GPU only, 0 for the others: bytes of the host's memory in which each replica keeps copies of them.
+    pub kept_prompts_host: usize,
     /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what
     /// suits the device, see [`Config::run_ahead`](super::Config::run_ahead).
     pub run_ahead: Option<usize>,
@@ -143,6 +145,7 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
             max_batch,
             prefill_chunk,
             kept_prompts: 0,
+            kept_prompts_host: 0,
             run_ahead: None,
             window,
             chunk_ramp,
@@ -170,6 +173,7 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
             max_batch,
             prefill_chunk,
             kept_prompts: 0,
+            kept_prompts_host: 0,
             run_ahead,
             window,
             chunk_ramp,
@@ -178,10 +182,13 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         };
     }
     let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
-    let kept_prompts = match name {
-        // Some 1,400 positions of a thinker of 30B in f32, all conversations of a small one.
-        StageName::Thinker => r.int(&key("kept_prompts"), 256 << 20, 0..=1usize << 40),
-        _ => 0,
+    let (kept_prompts, kept_prompts_host) = match name {
+        // Some 1,400 positions of a thinker of 30B in f32, all conversations of a small one; and some 10,000 in bf16.
+        StageName::Thinker => {
+            let mut bytes = |field: &str, usual| r.int(&key(field), usual, 0..=1usize << 40);
+            (bytes("kept_prompts", 256 << 20), bytes("kept_prompts_host", 1 << 30))
+        }
+        _ => (0, 0),
     };
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
     StageConfig {
@@ -192,6 +199,7 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         max_batch,
         prefill_chunk,
         kept_prompts,
+        kept_prompts_host,
         run_ahead,
         window,
         chunk_ramp: Vec::new(),

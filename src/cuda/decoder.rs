@@ -323,6 +323,11 @@ impl Cache {
         [&self.keys, &self.values]
     }
 
+    /// How many pages there are.
+    pub fn pages(&self) -> usize {
+        self.layer_bytes / self.page_bytes
+    }
+
     /// Bytes of a layer's keys, or values.
     pub fn layer_bytes(&self) -> usize {
         self.layer_bytes

@@ -87,7 +87,7 @@ impl Loading {
     fn on_gpu(&self, stage: StageName, gpu: usize) -> Result<Box<dyn StageFactory>, LoadError> {
         use omni_cuda::encoder::{CudaEncoderFactory, TowersNet};
         use omni_cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
-        use omni_cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
+        use omni_cuda::thinker::{CudaThinkerFactory, KeptMemory, ThinkerNet, ThinkerOptions};
         use omni_cuda::vocoder;
         let gpu = self.gpu(gpu)?;
         gpu.bind()?;
@@ -115,7 +115,8 @@ impl Loading {
                     kv_memory,
                     embeddings_in_step: !self.config.transfer.async_d2h,
                 };
-                let factory = CudaThinkerFactory::new(Arc::new(net), options).keeping(setup.kept_prompts);
+                let kept = KeptMemory::new(setup.kept_prompts, setup.kept_prompts_host);
+                let factory = CudaThinkerFactory::new(Arc::new(net), options).keeping(kept);
                 Ok(Box::new(factory.with_recorder(self.recorder.clone())))
             }
             StageName::Talker => {

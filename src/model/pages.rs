@@ -111,6 +111,11 @@ impl<K: Copy + Eq + Hash + Ord> Pages<K> {
         Some(page)
     }
 
+    /// The page that is kept under a key.
+    pub fn find(&self, key: &K) -> Option<u32> {
+        self.kept.get(key).map(|kept| kept.page)
+    }
+
     /// [`Pages::share`] of the longest known beginning of a prompt, in a turn of its own.
     pub fn share_all(&mut self, keys: &[K]) -> Vec<u32> {
         let turn = self.turn();

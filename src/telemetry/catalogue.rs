@@ -141,7 +141,9 @@ catalogue! {
 
     PROMPT_CACHE = Counter, "omni_prompt_cache_total", ["outcome"], "Prompts of a thinker whose beginning was looked for among those that are kept: hit or miss.";
     PROMPT_CACHE_POSITIONS = Counter, "omni_prompt_cache_positions_total", [], "Positions of prompts that were kept and not computed again.";
+    PROMPT_CACHE_RESTORED = Counter, "omni_prompt_cache_restored_positions_total", [], "Those of them that had left a GPU and were copied back from the host's memory.";
     PROMPT_CACHE_BYTES = Gauge, "omni_prompt_cache_bytes", [], "Bytes of prompts and answers that are kept, at most stages.thinker.kept_prompts for each replica.";
+    PROMPT_CACHE_HOST_BYTES = Gauge, "omni_prompt_cache_host_bytes", [], "Bytes of copies of them in the host's memory, at most stages.thinker.kept_prompts_host for each replica on a GPU.";
 
     REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
     REALTIME_CALLS = Gauge, "omni_realtime_calls", [], "Calls over WebRTC that are open, at most realtime.webrtc.max_calls.";

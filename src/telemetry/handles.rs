@@ -432,8 +432,11 @@ pub struct PromptCacheMetrics {
     misses: Counter,
     /// Positions that were not computed again.
     pub positions: Counter,
-    bytes: Gauge,
-    held: usize,
+    /// Those of them that were copied from the host's memory.
+    pub restored: Counter,
+    bytes: [Gauge; 2],
+    /// On the device, or all on a CPU; and copies in the host's memory.
+    held: [usize; 2],
 }
 
 impl PromptCacheMetrics {
@@ -446,8 +449,9 @@ impl PromptCacheMetrics {
             hits: prompts("hit"),
             misses: prompts("miss"),
             positions: counter!(c::PROMPT_CACHE_POSITIONS.name),
-            bytes: gauge!(c::PROMPT_CACHE_BYTES.name),
-            held: 0,
+            restored: counter!(c::PROMPT_CACHE_RESTORED.name),
+            bytes: [gauge!(c::PROMPT_CACHE_BYTES.name), gauge!(c::PROMPT_CACHE_HOST_BYTES.name)],
+            held: [0; 2],
         }
     }
 
@@ -456,18 +460,20 @@ impl PromptCacheMetrics {
         if there { self.hits.increment(1) } else { self.misses.increment(1) }
     }
 
-    /// So many bytes are kept now.
-    pub fn holds(&mut self, bytes: usize) {
-        if bytes != self.held {
-            self.bytes.increment(bytes as f64 - self.held as f64);
-            self.held = bytes;
+    /// So many bytes are kept now, and so many bytes of copies in the host's memory.
+    pub fn holds(&mut self, bytes: usize, copied: usize) {
+        for ((gauge, held), bytes) in self.bytes.iter().zip(&mut self.held).zip([bytes, copied]) {
+            if bytes != *held {
+                gauge.increment(bytes as f64 - *held as f64);
+                *held = bytes;
+            }
         }
     }
 }
 
 impl Drop for PromptCacheMetrics {
     fn drop(&mut self) {
-        self.holds(0);
+        self.holds(0, 0);
     }
 }
 

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
 use omni_actors::cuda::Gpu;
-use omni_actors::cuda::thinker::{CudaThinker, ThinkerNet, ThinkerOptions};
+use omni_actors::cuda::thinker::{CudaThinker, KeptMemory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::Checkpoint;
 use omni_actors::model::hf::ThinkerConfig;
 use omni_actors::model::media::{MediaKind, MediaLayout, Positions, Span};
@@ -46,7 +46,11 @@ fn fixture(precision: Precision) -> Fixture {
 impl Fixture {
     /// A stage that keeps so many bytes.
     fn keeps(&self, bytes: usize) -> CudaThinker {
-        CudaThinker::new(Arc::clone(&self.net), &OPTIONS, bytes, Recorder::default()).unwrap()
+        self.stage(&OPTIONS, &KeptMemory::new(bytes, 0))
+    }
+
+    fn stage(&self, options: &ThinkerOptions, kept: &KeptMemory) -> CudaThinker {
+        CudaThinker::new(Arc::clone(&self.net), options, kept, Recorder::default()).unwrap()
     }
 
     /// Bytes of a page of a stage that keeps prompts: keys and values of 6 layers with 2 heads of 32 numbers, and hidden
@@ -205,7 +209,7 @@ fn what_is_idle_goes_before_a_sequence_fails_for_want_of_pages() {
     let mut without = fixture.keeps(0);
     let kv_memory = Some(14 * fixture.page_bytes() as u64);
     let options = ThinkerOptions { kv_memory, ..OPTIONS };
-    let mut keeps = CudaThinker::new(Arc::clone(&fixture.net), &options, ENOUGH, Recorder::default()).unwrap();
+    let mut keeps = fixture.stage(&options, &KeptMemory::new(ENOUGH, 0));
     assert_eq!(keeps.kv_pages(), (0, 14));
     // 7 pages each at most, two at once: all pages, so what others have left has to go.
     let spec = |number: u32| {
@@ -263,8 +267,13 @@ fn heard_and_seen(config: &ThinkerConfig, turns: u32) -> (ThinkerSpec, Vec<Tenso
 }
 
 /// What a conversation is answered, the prompt in pieces of `chunk`.
-fn answered(stage: &mut CudaThinker, (spec, rows): &(ThinkerSpec, Vec<Tensor>), chunk: u32) -> Said {
-    let (slot, mut said, mut left) = (Slot(5), Said::default(), spec.prompt.len() as u32);
+fn answered(stage: &mut CudaThinker, talk: &(ThinkerSpec, Vec<Tensor>), chunk: u32) -> Said {
+    answered_and_found(stage, talk, chunk).0
+}
+
+/// The same, and how many positions of the prompt were not computed.
+fn answered_and_found(stage: &mut CudaThinker, (spec, rows): &(ThinkerSpec, Vec<Tensor>), chunk: u32) -> (Said, u32) {
+    let (slot, mut said, mut found, mut left) = (Slot(5), Said::default(), 0, spec.prompt.len() as u32);
     stage.open(slot, SequenceSpec::Thinker(spec.clone())).unwrap();
     for rows in rows {
         stage.push_input(slot, Some(StageData::Embeddings(rows.clone().into())), false).unwrap();
@@ -272,10 +281,52 @@ fn answered(stage: &mut CudaThinker, (spec, rows): &(ThinkerSpec, Vec<Tensor>), 
     while said.finish.is_none() {
         let advance = chunk.min(left).max(1);
         left -= advance.min(left);
-        said.take(stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap());
+        let output = stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap();
+        found += output.cached;
+        said.take(output);
     }
     stage.close(slot);
-    said
+    (said, found)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn conversations_that_have_left_the_device_come_back_from_the_host_bit_by_bit() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let fixture = fixture(precision);
+        let talk = |turns, owner: u8| {
+            let (mut spec, rows) = heard_and_seen(&fixture.config, turns);
+            spec.reuse.as_mut().unwrap().owner = [owner; 32];
+            (spec, rows)
+        };
+        let mut without = fixture.keeps(0);
+        let expected = [1, 2, 3].map(|turns| answered(&mut without, &talk(turns, 1), 1000));
+        // Three pages idle on the device; the host has room for all that follows, or for less than a conversation each.
+        for slots in [60, 9] {
+            let page = fixture.page_bytes();
+            let kept = KeptMemory::new(3 * page, slots * page);
+            for generation in 0..2 {
+                let mut keeps = fixture.stage(&OPTIONS, &kept);
+                let blocking = fixture.gpu.blocking_calls();
+                for (turns, chunk) in [(1u32, 1000), (2, 20), (3, 33)] {
+                    for owner in 0..4 {
+                        let case = format!(
+                            "{}, {slots} slots, generation {generation}: turn {turns} of {owner}",
+                            precision.as_str()
+                        );
+                        let (said, found) = answered_and_found(&mut keeps, &talk(turns, owner), chunk);
+                        assert_eq!(said, expected[turns as usize - 1], "{case}");
+                        let whole = (turns - 1) * 45 / 16 * 16;
+                        assert!(
+                            found == whole || (slots == 9 && found < whole),
+                            "{case}: {found} of {whole} positions"
+                        );
+                    }
+                }
+                assert_eq!(fixture.gpu.blocking_calls(), blocking, "no launch waits for the device");
+            }
+        }
+    }
 }
 
 #[test]

@@ -2,12 +2,14 @@
 //! device.
 
 mod handed;
+mod host;
 mod net;
 mod pending;
 mod queue;
+mod sequence;
 mod stage;
 mod steps;
 mod table;
 
 pub use net::ThinkerNet;
-pub use stage::{CudaThinker, CudaThinkerFactory, ThinkerOptions};
+pub use stage::{CudaThinker, CudaThinkerFactory, KeptMemory, ThinkerOptions};

@@ -1,7 +1,8 @@
 //! A step of the thinker on its way to the device.
 
 use super::handed::Handed;
-use super::stage::{CudaThinker, Plan, Upload};
+use super::sequence::{Plan, Upload};
+use super::stage::CudaThinker;
 use super::steps::{ROWS_AT, Steps};
 use super::table::{SEEN, TokenHead, TokenRow};
 use crate::copies::Memory;
@@ -15,6 +16,9 @@ impl CudaThinker {
     /// Queues what a step needs; returns the memory that the device uses.
     pub(super) fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
         let (steps, stream) = (&self.steps, &self.stream);
+        if let Some(host) = &mut self.host {
+            host.restore(stream, steps, &self.prompts.to_restore())?;
+        }
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
         let marked: Vec<&[TokenRow]> = plan.marked.chunks(steps.prompt_embeddings()).collect();
         let bytes = |upload: &Upload| match upload {

@@ -8,8 +8,10 @@
 //! page that one step fills is read by later ones alone, and a page that was given back is written behind all that read
 //! it. Pages are kept behind the launch that completes them: no step takes over what the same step computes.
 
+use super::host::{HostMemory, HostPages};
 use super::net::ThinkerNet;
 use super::pending::{News, Part, Pending, Serial};
+use super::sequence::{Answer, Plan, Sequence, Upload};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
@@ -17,24 +19,22 @@ use crate::decoder::PAGE;
 use crate::talker::ring::Ring;
 use crate::talker::table::{LAST, NONE, Record};
 use crate::{Priority, Stream};
-use candle_core::Tensor;
 use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::embeddings::element_bytes;
 use omni_model::error::{not_open, refused};
 use omni_model::sampling::History;
 use omni_model::stage::{
-    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
+    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode,
 };
 use omni_model::stages::media::PromptMedia;
-use omni_model::stages::thinker::{check, prompt_embeddings, prompt_positions};
-use omni_model::stages::{Held, PagedPrompts, Planned};
+use omni_model::stages::thinker::{check, prompt_embeddings};
+use omni_model::stages::{PagedPrompts, Planned};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::CopyMetrics;
 use omni_telemetry::trace::Recorder;
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Positions of a sequence that the cache has room for when the config does not say how large it is.
@@ -64,24 +64,41 @@ pub struct ThinkerOptions {
     pub embeddings_in_step: bool,
 }
 
+/// Memory for prompts that no sequence uses.
+#[derive(Clone, Default)]
+pub struct KeptMemory {
+    /// Bytes in the cache; 0: nothing is kept.
+    device: usize,
+    /// Bytes of the host's memory for what the cache has no room for.
+    host: usize,
+    memory: Arc<HostMemory>,
+}
+
+impl KeptMemory {
+    /// So many bytes of the device and of the host.
+    pub fn new(device: usize, host: usize) -> KeptMemory {
+        KeptMemory { device, host, memory: Arc::default() }
+    }
+}
+
 /// Makes [`CudaThinker`]s that share weights.
 pub struct CudaThinkerFactory {
     net: Arc<ThinkerNet>,
     options: ThinkerOptions,
-    kept: usize,
+    kept: KeptMemory,
     recorder: Recorder,
 }
 
 impl CudaThinkerFactory {
     /// For weights that are loaded; keeps no prompts.
     pub fn new(net: Arc<ThinkerNet>, options: ThinkerOptions) -> CudaThinkerFactory {
-        CudaThinkerFactory { net, options, kept: 0, recorder: Recorder::default() }
+        CudaThinkerFactory { net, options, kept: KeptMemory::default(), recorder: Recorder::default() }
     }
 
-    /// Has each stage keep so many bytes of prompts that no sequence uses, for sequences that begin alike.
+    /// Has each stage keep prompts that no sequence uses, for sequences that begin alike.
     #[must_use]
-    pub fn keeping(self, bytes: usize) -> CudaThinkerFactory {
-        CudaThinkerFactory { kept: bytes, ..self }
+    pub fn keeping(self, kept: KeptMemory) -> CudaThinkerFactory {
+        CudaThinkerFactory { kept, ..self }
     }
 
     /// Has the stage record its copies there.
@@ -92,7 +109,7 @@ impl CudaThinkerFactory {
 
 impl StageFactory for CudaThinkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options, self.kept, self.recorder.clone())?))
+        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options, &self.kept, self.recorder.clone())?))
     }
 }
 
@@ -105,115 +122,15 @@ pub struct CudaThinker {
     sequences: HashMap<Slot, Sequence>,
     /// Sequences that were opened.
     opened: u64,
-    prompts: PagedPrompts,
+    pub(super) prompts: PagedPrompts,
+    /// `None` where the host keeps no pages.
+    pub(super) host: Option<HostPages>,
     /// What steps that have run tell; `None` where no prompts are kept.
     news: Option<(Sender<News>, Receiver<News>)>,
     /// Copies that the next launch makes first.
     pub(super) uploads: Vec<Upload>,
     pub(super) arena: EmbeddingArena,
     pub(super) embeddings_in_step: bool,
-}
-
-/// Bytes for the device, and the element that they begin at.
-pub(super) enum Upload {
-    Params(usize, Vec<u8>),
-    PageTable(usize, Vec<u8>),
-    Counts(usize, Vec<u8>),
-}
-
-struct Sequence {
-    /// Which of all that were opened.
-    number: u64,
-    spec: ThinkerSpec,
-    /// Prompt positions launched.
-    prefilled: u32,
-    /// The limit on tokens was reached by a launch.
-    exhausted: bool,
-    /// Set by the step that ended the sequence.
-    finished: Arc<AtomicBool>,
-    answer: Answer,
-    /// `None` for a prompt of text.
-    media: Option<PromptMedia>,
-}
-
-impl Sequence {
-    /// Puts the embeddings of the media at the positions that a step computes into it, whose rows of these positions
-    /// begin with `first`, and what it hands on of the media at all of its `units`, with `handed`.
-    fn take_media(
-        &mut self,
-        units: Range<u32>,
-        computes: Range<u32>,
-        (first, handed): (usize, usize),
-        states: bool,
-        plan: &mut Plan,
-    ) -> Result<(), ModelError> {
-        let (Some(media), Answer::Sampled { held, .. }) = (&mut self.media, &self.answer) else { return Ok(()) };
-        let hands: Vec<u32> = prompt_positions(&self.spec, units.start, units.len() as u32).collect();
-        for at in media.positions(computes.start, computes.len() as u32) {
-            let Some(row) = media.take(at) else {
-                return refused(format!("the embedding of prompt position {at} is gone"));
-            };
-            let place = first + (at - computes.start) as usize;
-            plan.media.push((place, row.contiguous()?));
-            if states {
-                plan.prompts[place].hand = held.row(at).unwrap_or(NONE);
-            } else if let Ok(hand) = hands.binary_search(&at) {
-                plan.prompts[place].hand = (handed + hand) as u32;
-            }
-        }
-        for at in media.positions(units.start, units.len() as u32) {
-            if let Ok(hand) = hands.binary_search(&at) {
-                plan.handed[handed + hand] = NONE;
-                plan.states.extend(held.row(at).filter(|_| states).map(|row| (handed + hand, row)));
-            }
-        }
-        Ok(())
-    }
-
-    /// The positions that the rotation takes of position `at`.
-    fn axes(&self, at: u32) -> [f32; 3] {
-        let own = self.media.as_ref().and_then(PromptMedia::axes);
-        own.map_or([at as f32; 3], |positions| positions.at(at as usize))
-    }
-}
-
-enum Answer {
-    /// `count`: tokens launched.
-    Sampled {
-        held: Held,
-        count: u32,
-    },
-    Followed {
-        waiting: VecDeque<u32>,
-        ended: bool,
-    },
-}
-
-/// The data that a step sends to the device.
-#[derive(Default)]
-pub(super) struct Plan {
-    pub prompts: Vec<TokenRow>,
-    /// Positions of prompts that are kept, whose tokens are marked.
-    pub marked: Vec<TokenRow>,
-    pub tokens: Vec<TokenRow>,
-    /// The embeddings of media that `prompts` take, in their order, with the place among them: of f32, as they came.
-    pub media: Vec<(usize, Tensor)>,
-    /// The sources of the embeddings to hand on: tokens, slots with [`SAMPLED`], or [`NONE`] for hidden states, which
-    /// the layers hand on, or `states`.
-    pub handed: Vec<u32>,
-    /// The hidden states to hand on that lie beside the pages of the cache: the place among `handed`, and the row.
-    pub states: Vec<(usize, u32)>,
-    /// Sequences of whose prompts something is computed or taken over.
-    prefills: Vec<Slot>,
-}
-
-impl Plan {
-    /// Adds embeddings to hand on; returns their places.
-    fn hand(&mut self, tokens: impl IntoIterator<Item = u32>) -> Range<usize> {
-        let from = self.handed.len();
-        self.handed.extend(tokens);
-        from..self.handed.len()
-    }
 }
 
 impl CudaThinker {
@@ -224,18 +141,18 @@ impl CudaThinker {
     pub fn new(
         net: Arc<ThinkerNet>,
         options: &ThinkerOptions,
-        kept: usize,
+        kept: &KeptMemory,
         recorder: Recorder,
     ) -> Result<CudaThinker, LoadError> {
         net.gpu.bind()?;
         let began = std::time::Instant::now();
         let stream = net.gpu.stream(Priority::Normal)?;
         let sequence = net.config.hidden_size * element_bytes(net.precision);
-        let states = if kept > 0 && net.takes_media() { PAGE * sequence } else { 0 };
+        let states = if kept.device > 0 && net.takes_media() { PAGE * sequence } else { 0 };
         let page = net.stack.page_bytes(net.precision) + states;
         let (free, _) = net.gpu.memory()?;
         let usual =
-            options.slots * USUAL_POSITIONS.min(net.config.max_position_embeddings).div_ceil(PAGE) + kept / page;
+            options.slots * USUAL_POSITIONS.min(net.config.max_position_embeddings).div_ceil(PAGE) + kept.device / page;
         let pages = match options.kv_memory {
             Some(bytes) => bytes as usize / page,
             None => usual.min((free as f64 * MOST_OF_FREE) as usize / page),
@@ -253,24 +170,32 @@ impl CudaThinker {
         let arena_embeddings = options.slots * HANDED_ROWS + 2 * steps.prompt_embeddings();
         let arena =
             EmbeddingArena::new(&net.gpu, arena_embeddings, net.config.hidden_size, net.precision, Arc::new(copies))?;
+        let slots = if kept.device > 0 { (kept.host / page).min(u32::MAX as usize) } else { 0 };
+        let host = match slots {
+            0 => None,
+            slots => Some(HostPages::new(&net.gpu, &kept.memory, slots, page)?),
+        };
         let (after, total) = net.gpu.memory()?;
         tracing::info!(
             kv_pages = pages,
             kv_positions = pages * PAGE,
             kv_mib = pages * page / MIB,
-            kept_mib = kept / MIB,
+            kept_mib = kept.device / MIB,
+            kept_host_mib = slots * page / MIB,
             gpu_mib_used = (total - after) / MIB,
             took_ms = began.elapsed().as_millis() as u64,
             "thinker is ready on the GPU"
         );
         Ok(CudaThinker {
             stream,
-            prompts: PagedPrompts::new(pages as u32, steps.cache.max_pages(), page, kept),
+            prompts: PagedPrompts::new(pages as u32, steps.cache.max_pages(), page, kept.device)
+                .with_host(slots as u32),
+            host,
             steps,
             ring,
             sequences: HashMap::new(),
             opened: 0,
-            news: (kept > 0).then(channel),
+            news: (kept.device > 0).then(channel),
             uploads: Vec::new(),
             arena,
             embeddings_in_step: options.embeddings_in_step,
@@ -405,6 +330,9 @@ impl CudaThinker {
             ));
         };
         if !planned.told.is_empty() {
+            if let Some(host) = &mut self.host {
+                host.give(&self.stream, &held.pages()[planned.told.clone()])?;
+            }
             let bytes = held.pages()[planned.told.clone()].iter().flat_map(|page| page.to_le_bytes()).collect();
             let at = slot.0 as usize * self.steps.cache.max_pages() + planned.told.start;
             self.uploads.push(Upload::PageTable(at, bytes));
@@ -526,6 +454,13 @@ impl StageModel for CudaThinker {
         if let Some(Sequence { answer: Answer::Sampled { held, .. }, .. }) = self.sequences.remove(&slot) {
             // Steps with the sequence are queued before any step of the sequence that gets the pages next.
             self.prompts.end(held);
+            let copies = self.prompts.to_save();
+            if let Some(host) = &mut self.host
+                && let Err(error) = host.save(&self.stream, &self.steps, &copies)
+            {
+                // The next step fails with the same error.
+                tracing::error!(%error, "cannot copy kept prompts to the host");
+            }
         }
     }
 
@@ -542,5 +477,6 @@ impl Drop for CudaThinker {
     fn drop(&mut self) {
         // Queued work uses the memory that is dropped here. A step reports any error.
         let _ = self.stream.synchronize();
+        self.host = None;
     }
 }

@@ -8,7 +8,7 @@ pub mod talker;
 pub mod thinker;
 pub mod vocoder;
 
-pub use kept::{Held, PagedPrompts, Planned};
+pub use kept::{Held, HostCopy, PagedPrompts, Planned};
 
 use crate::error::{ModelError, not_open};
 use crate::stage::{DeviceTimes, SequenceOutput, SequenceWork, StepOutcome};

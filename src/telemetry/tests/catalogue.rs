@@ -39,7 +39,7 @@ fn record_one_of_each() {
     let mut prompts = PromptCacheMetrics::new();
     prompts.looked_up(true);
     prompts.positions.increment(16);
-    prompts.holds(1);
+    prompts.holds(1, 1);
     HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");

@@ -18,11 +18,13 @@
 //! hold up a step by more than copies of its own positions.
 
 mod chain;
+mod host;
 mod paged;
 mod store;
 #[cfg(test)]
 mod tests;
 
+pub use host::HostCopy;
 pub use paged::{Held, PagedPrompts, Planned};
 
 use super::media::PromptMedia;
@@ -153,7 +155,7 @@ impl KeptPrompts {
             let Some(states) = states else { candle_core::bail!("the hidden states of block {number} are gone") };
             let width = states.first().map_or(Ok(0), |state| state.dim(1))?;
             let bytes = cache.block_bytes(BLOCK) + states.len() * width * size_of::<f32>() + OVERHEAD;
-            if self.store.make_room(before, at, bytes) {
+            if self.store.make_room(before, at, bytes, drop) {
                 // Copies: a view would keep the whole step alive.
                 let copied = || -> Result<Tensor> {
                     let copy = Tensor::zeros((states.len(), width), DType::F32, states[0].device())?;
@@ -165,7 +167,7 @@ impl KeptPrompts {
                 self.store.insert(keys[number], block, at, bytes);
             }
         }
-        self.metrics.holds(self.store.bytes());
+        self.metrics.holds(self.store.bytes(), 0);
         Ok((keeping.seen * BLOCK) as u32)
     }
 
@@ -177,8 +179,8 @@ impl KeptPrompts {
 
     /// Drops all that a sequence has used or kept, because it failed: what it has computed is suspect.
     pub fn forget(&mut self, keeping: &Keeping) {
-        keeping.chain.keys().iter().rev().for_each(|key| self.store.remove(key));
-        self.metrics.holds(self.store.bytes());
+        keeping.chain.keys().iter().rev().for_each(|key| drop(self.store.remove(key)));
+        self.metrics.holds(self.store.bytes(), 0);
     }
 
     /// A sequence has ended: its conversation was used now.

@@ -6,12 +6,17 @@
 //! pages of its own alone: where it goes on behind those that it found, a page begins.
 //!
 //! What sequences use is not counted as kept: it takes no memory besides theirs. What no sequence uses any more is
-//! bounded, and goes before a sequence that needs a page gets none.
+//! bounded, and goes before a sequence that needs a page gets none. Where the [host](super::host) has room for pages, it
+//! has a copy of what goes, and a sequence that begins with it gets it back instead of computing it.
+//!
+//! The caller makes the copies: those [to the host](PagedPrompts::to_save) behind all steps that are queued and before it
+//! queues another one, those [back](PagedPrompts::to_restore) before the step that was planned.
 
 #[cfg(test)]
 mod tests;
 
 use super::Keeping;
+use super::host::{HostCopy, HostPages};
 use super::store::Key;
 use crate::ModelError;
 use crate::pages::{PAGE, Pages};
@@ -25,6 +30,10 @@ pub struct PagedPrompts {
     /// Pages that a sequence has at most.
     most: usize,
     page_bytes: usize,
+    /// Without slots where the host keeps none.
+    host: HostPages,
+    to_save: Vec<HostCopy>,
+    to_restore: Vec<HostCopy>,
     /// `None` where nothing is kept.
     metrics: Option<PromptCacheMetrics>,
 }
@@ -55,7 +64,31 @@ impl PagedPrompts {
     /// sequence uses, 0: nothing.
     pub fn new(count: u32, most: usize, page_bytes: usize, kept: usize) -> PagedPrompts {
         let metrics = (kept > 0).then(PromptCacheMetrics::new);
-        PagedPrompts { pages: Pages::new(count, kept / page_bytes.max(1)), most, page_bytes, metrics }
+        PagedPrompts {
+            pages: Pages::new(count, kept / page_bytes.max(1)),
+            most,
+            page_bytes,
+            host: HostPages::new(0),
+            to_save: Vec::new(),
+            to_restore: Vec::new(),
+            metrics,
+        }
+    }
+
+    /// Keeps pages that the device has no room for in so many slots of the host's memory.
+    #[must_use]
+    pub fn with_host(self, slots: u32) -> PagedPrompts {
+        PagedPrompts { host: HostPages::new(slots), ..self }
+    }
+
+    /// The copies to the host that are to be made now.
+    pub fn to_save(&mut self) -> Vec<HostCopy> {
+        std::mem::take(&mut self.to_save)
+    }
+
+    /// The copies to the device that are to be made before what was planned.
+    pub fn to_restore(&mut self) -> Vec<HostCopy> {
+        std::mem::take(&mut self.to_restore)
     }
 
     /// Pages: in use, and in all.
@@ -83,10 +116,11 @@ impl PagedPrompts {
     /// Takes over what is kept of the first `upto` positions of the prompt, as far as earlier steps have not computed
     /// them, and gives the sequence pages for the others. `None`, and nothing has changed, if there are too few.
     pub fn prompt(&mut self, held: &mut Held, spec: &ThinkerSpec, upto: u32) -> Option<Planned> {
-        let (before, first) = (held.pages.len(), held.computed);
-        while let Some(page) = self.next_found(held, spec, upto as usize) {
+        let (before, first, mut restored) = (held.pages.len(), held.computed, 0);
+        while let Some((page, copied)) = self.next_found(held, spec, upto as usize) {
             held.pages.push(page);
             held.computed += PAGE;
+            restored += if copied { PAGE as u64 } else { 0 };
         }
         if !self.grow(held, upto as usize) {
             self.shrink(held, before);
@@ -96,18 +130,35 @@ impl PagedPrompts {
         let (found, upto) = (first as u32..held.computed as u32, upto.max(held.computed as u32));
         if let (Some(metrics), Some(keeping), false) = (&self.metrics, &mut held.keeping, found.is_empty()) {
             metrics.positions.increment(found.len() as u64);
+            metrics.restored.increment(restored);
             keeping.found += found.len() as u32;
             keeping.seen = held.computed / PAGE;
         }
         Some(Planned { compute: found.end..upto, found, told: before..held.pages.len() })
     }
 
-    /// The page behind the computed positions, if it is kept and the first `upto` positions need it.
-    fn next_found(&mut self, held: &Held, spec: &ThinkerSpec, upto: usize) -> Option<u32> {
+    /// The page behind the computed positions, if it is kept and the first `upto` positions need it, and whether it is
+    /// copied from the host.
+    fn next_found(&mut self, held: &Held, spec: &ThinkerSpec, upto: usize) -> Option<(u32, bool)> {
         let (keeping, at) = (held.keeping.as_ref()?, held.computed);
         // The last position is computed: a token is sampled from it. A page that is there was begun by a step.
         let wanted = at < upto && at + PAGE < spec.prompt.len() && at == held.pages.len() * PAGE;
-        self.pages.share(keeping.chain.keys().get(at / PAGE).filter(|_| wanted)?, keeping.turn)
+        let (key, turn) = (keeping.chain.keys().get(at / PAGE).filter(|_| wanted)?, keeping.turn);
+        if let Some(page) = self.pages.share(key, turn) {
+            return Some((page, false));
+        }
+        let slot = self.host.find(key, turn).filter(|_| held.pages.len() < self.most)?;
+        let page = self.take()?;
+        self.pages.keep(*key, page, (turn, (at / PAGE) as u32));
+        self.to_restore.push(HostCopy { page, slot });
+        Some((page, true))
+    }
+
+    /// A page for one sequence. What was to be copied into it is of no use any more.
+    fn take(&mut self) -> Option<u32> {
+        let page = self.pages.take()?;
+        self.to_restore.retain(|copy| copy.page != page);
+        Some(page)
     }
 
     /// Gives the sequence pages for its first `positions` positions, its answer's too. Returns the places of its table
@@ -120,7 +171,7 @@ impl PagedPrompts {
     fn grow(&mut self, held: &mut Held, positions: usize) -> bool {
         let before = held.pages.len();
         while held.pages.len() < positions.div_ceil(PAGE) {
-            let page = if held.pages.len() < self.most { self.pages.take() } else { None };
+            let page = if held.pages.len() < self.most { self.take() } else { None };
             let Some(page) = page else {
                 self.shrink(held, before);
                 return false;
@@ -176,7 +227,10 @@ impl PagedPrompts {
     /// A sequence has failed: what it has used or computed is suspect and is found no more.
     pub fn failed(&mut self, held: &mut Held) {
         if let Some(keeping) = held.keeping.take() {
-            keeping.chain.keys().iter().rev().for_each(|key| self.pages.forget(key));
+            for key in keeping.chain.keys().iter().rev() {
+                self.pages.forget(key);
+                self.host.forget(key);
+            }
             self.tell();
         }
     }
@@ -184,18 +238,34 @@ impl PagedPrompts {
     /// A sequence has ended: its conversation was used now.
     pub fn end(&mut self, held: Held) {
         if let Some(keeping) = &held.keeping {
-            let turn = self.pages.turn();
-            // Without one of them those behind it are of no use.
-            let _gone = keeping.chain.keys().iter().find(|key| !self.pages.touch(key, turn));
+            let (turn, mut before) = (self.pages.turn(), None);
+            for (depth, key) in keeping.chain.keys().iter().enumerate() {
+                // Without one of them those behind it are of no use.
+                if !self.pages.touch(key, turn) {
+                    break;
+                }
+                self.save(before, *key, (turn, depth as u32));
+                before = Some(key);
+            }
         }
         held.pages.into_iter().for_each(|page| self.pages.give_back(page));
         self.tell();
     }
 
+    /// Has the host keep a page, if there is room for it.
+    fn save(&mut self, before: Option<&Key>, key: Key, at: (u64, u32)) {
+        if self.host.find(&key, at.0).is_none()
+            && let Some(page) = self.pages.find(&key)
+            && let Some(slot) = self.host.put(before, key, at)
+        {
+            self.to_save.push(HostCopy { page, slot });
+        }
+    }
+
     fn tell(&mut self) {
-        let bytes = self.pages.idle() * self.page_bytes;
+        let [idle, saved] = [self.pages.idle(), self.host.len()].map(|pages| pages * self.page_bytes);
         if let Some(metrics) = &mut self.metrics {
-            metrics.holds(bytes);
+            metrics.holds(idle, saved);
         }
     }
 }

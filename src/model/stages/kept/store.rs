@@ -59,9 +59,16 @@ impl<B> Store<B> {
         Some(&entry.block)
     }
 
-    /// Makes room for a new block of so many bytes at this depth, behind the block `before`. `false`: it is not to be
-    /// taken in, because there is no such block, or because it would take the place of what was used later.
-    pub fn make_room(&mut self, before: Option<&Key>, (turn, depth): (u64, u32), bytes: usize) -> bool {
+    /// Makes room for a new block of so many bytes at this depth, behind the block `before`, and hands what went to
+    /// `gone`. `false`: it is not to be taken in, because there is no such block, or because it would take the place of
+    /// what was used later.
+    pub fn make_room(
+        &mut self,
+        before: Option<&Key>,
+        (turn, depth): (u64, u32),
+        bytes: usize,
+        mut gone: impl FnMut(B),
+    ) -> bool {
         if bytes > self.most || before.is_some_and(|before| self.get(before, turn).is_none()) {
             return false;
         }
@@ -70,7 +77,7 @@ impl<B> Store<B> {
             if (least.0, least.1) >= (turn, Reverse(depth)) {
                 return false;
             }
-            self.remove(&least.2);
+            self.remove(&least.2).map(&mut gone);
         }
         true
     }
@@ -83,12 +90,12 @@ impl<B> Store<B> {
         self.blocks.insert(key, Entry { block, bytes, depth, used });
     }
 
-    /// Drops a block.
-    pub fn remove(&mut self, key: &Key) {
-        if let Some(entry) = self.blocks.remove(key) {
-            self.order.remove(&(entry.used, Reverse(entry.depth), *key));
-            self.bytes -= entry.bytes;
-        }
+    /// Takes a block out.
+    pub fn remove(&mut self, key: &Key) -> Option<B> {
+        let entry = self.blocks.remove(key)?;
+        self.order.remove(&(entry.used, Reverse(entry.depth), *key));
+        self.bytes -= entry.bytes;
+        Some(entry.block)
     }
 }
 
@@ -111,7 +118,9 @@ mod tests {
         let turn = store.turn();
         for depth in 0..len {
             let before = depth.checked_sub(1).map(|before| key(chain, before));
-            if store.get(&key(chain, depth), turn).is_none() && store.make_room(before.as_ref(), (turn, depth), SIZE) {
+            if store.get(&key(chain, depth), turn).is_none()
+                && store.make_room(before.as_ref(), (turn, depth), SIZE, drop)
+            {
                 store.insert(key(chain, depth), (), (turn, depth), SIZE);
             }
         }
@@ -135,10 +144,10 @@ mod tests {
     #[test]
     fn a_block_without_the_one_before_it_and_one_that_is_too_large_are_not_taken_in() {
         let mut store: Store<()> = Store::new(2 * SIZE);
-        assert!(!store.make_room(Some(&key(1, 0)), (1, 1), SIZE));
-        assert!(!store.make_room(None, (1, 0), 2 * SIZE + 1));
-        assert!(store.make_room(None, (1, 0), 2 * SIZE));
-        assert!(!Store::<()>::new(0).make_room(None, (1, 0), 1), "a store of nothing");
+        assert!(!store.make_room(Some(&key(1, 0)), (1, 1), SIZE, drop));
+        assert!(!store.make_room(None, (1, 0), 2 * SIZE + 1, drop));
+        assert!(store.make_room(None, (1, 0), 2 * SIZE, drop));
+        assert!(!Store::<()>::new(0).make_room(None, (1, 0), 1, drop), "a store of nothing");
     }
 
     proptest! {
@@ -149,9 +158,12 @@ mod tests {
             let mut store = Store::new(most * SIZE);
             for (chain, len, forget) in moves {
                 if forget {
-                    (0..len).rev().for_each(|depth| store.remove(&key(chain, depth)));
+                    let mut forget = |depth| {
+                        store.remove(&key(chain, depth));
+                    };
+                    (0..len).rev().for_each(&mut forget);
                     // What stood behind it is of no use any more.
-                    (len..9).for_each(|depth| store.remove(&key(chain, depth)));
+                    (len..9).for_each(forget);
                 } else {
                     let there = converse(&mut store, chain, len);
                     prop_assert_eq!(there, most.min(len as usize), "the latest goes before all others");

@@ -4,7 +4,7 @@ use super::*;
 use crate::sampling::SamplingParams;
 use crate::stage::{Reuse, ThinkerMode};
 use proptest::prelude::*;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// Bytes of a page.
 const BYTES: usize = 100;
@@ -166,6 +166,55 @@ fn no_more_bytes_idle_than_were_allowed_and_the_beginning_of_the_latest_stays() 
     assert_eq!(prefilled(&mut pages, &spec(0..200, 4)).1, 64, "the first four pages of a long one");
 }
 
+#[test]
+fn what_has_left_the_device_comes_back_from_the_host_and_is_copied_out_once() {
+    let mut pages = PagedPrompts::new(10, 10, BYTES, 2 * BYTES).with_host(5);
+    let [first, other] = [spec(0..50, 1), spec(100..150, 1)];
+    let ended = |pages: &mut PagedPrompts, spec: &ThinkerSpec| {
+        let (held, found) = prefilled(pages, spec);
+        let restored = pages.to_restore();
+        assert!(restored.iter().all(|copy| held.pages().contains(&copy.page)), "into its own pages");
+        pages.end(held);
+        (found, restored.len(), pages.to_save().len())
+    };
+    assert_eq!(ended(&mut pages, &first), (0, 0, 3), "the three pages that are full");
+    assert_eq!(ended(&mut pages, &first), (48, 1, 0), "two were on the device, one comes back");
+    assert_eq!(ended(&mut pages, &other), (0, 0, 3), "the last page of the first conversation made room");
+    assert_eq!(ended(&mut pages, &first), (32, 2, 1), "what is computed again is copied again");
+    assert_eq!(ended(&mut pages, &other), (32, 2, 1));
+}
+
+#[test]
+fn what_failed_is_not_found_on_the_host_either() {
+    let mut pages = PagedPrompts::new(20, 20, BYTES, BYTES).with_host(20);
+    let spec = spec(0..50, 1);
+    let (held, _) = prefilled(&mut pages, &spec);
+    pages.end(held);
+    assert_eq!(pages.to_save().len(), 3);
+    let (mut failing, found) = prefilled(&mut pages, &spec);
+    assert_eq!((found, pages.to_restore().len()), (48, 2));
+    pages.failed(&mut failing);
+    pages.end(failing);
+    assert_eq!(prefilled(&mut pages, &spec).1, 0);
+}
+
+#[test]
+fn a_page_that_was_to_be_copied_into_and_is_given_to_another_sequence_is_left_alone() {
+    let mut pages = PagedPrompts::new(4, 4, BYTES, BYTES).with_host(10);
+    let kept = spec(0..60, 1);
+    let (held, _) = prefilled(&mut pages, &kept);
+    pages.end(held);
+    assert_eq!((pages.to_save().len(), pages.idle()), (3, 1));
+    let (running, _) = prefilled(&mut pages, &spec(100..116, 1));
+    // Three pages are found, one of them on the device, and there is none for the rest.
+    let mut failing = pages.begin(&kept).unwrap();
+    assert_eq!(pages.prompt(&mut failing, &kept, 60), None);
+    assert_eq!(pages.to_restore.len(), 2);
+    let (taking, _) = prefilled(&mut pages, &spec(200..248, 1));
+    assert_eq!((taking.pages().len(), pages.to_restore()), (3, Vec::new()));
+    [running, failing, taking].into_iter().for_each(|held| pages.end(held));
+}
+
 // ---- played ------------------------------------------------------------------------------------------------------------
 
 /// Not a number.
@@ -221,9 +270,10 @@ struct Row {
     token: Option<u32>,
 }
 
-/// A device: positions of pages, tables, and what each slot has sampled.
+/// A device: positions of pages, tables, and what each slot has sampled; and the copies of pages on the host.
 struct Device {
     cells: Vec<[u64; PAGE]>,
+    copies: Vec<[u64; PAGE]>,
     tables: Vec<[u32; LONGEST]>,
     last: [u32; SLOTS],
     done: [bool; SLOTS],
@@ -281,14 +331,15 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(count: u32, kept: usize) -> Stage {
+    fn new(count: u32, kept: usize, host: u32) -> Stage {
         let device = Device {
             cells: vec![[0; PAGE]; count as usize],
+            copies: vec![[0; PAGE]; host as usize],
             tables: vec![[0; LONGEST]; SLOTS],
             last: [0; SLOTS],
             done: [false; SLOTS],
         };
-        let pages = PagedPrompts::new(count, LONGEST, BYTES, kept * BYTES);
+        let pages = PagedPrompts::new(count, LONGEST, BYTES, kept * BYTES).with_host(host);
         Stage { pages, device, sequences: HashMap::new(), out: VecDeque::new(), serial: 0 }
     }
 
@@ -343,6 +394,12 @@ impl Stage {
                 sequence.count += 1;
                 tokens.push((Row { slot, at: upto - 1, token }, sequence.count == most));
             }
+        }
+        let restored = self.pages.to_restore();
+        let pages: BTreeSet<u32> = restored.iter().map(|copy| copy.page).collect();
+        assert_eq!(pages.len(), restored.len(), "a page is copied into twice");
+        for HostCopy { page, slot } in restored {
+            self.device.cells[page as usize] = self.device.copies[slot as usize];
         }
         let mut news = News::new();
         let rows =
@@ -405,6 +462,9 @@ impl Stage {
         if let Some(sequence) = self.sequences.remove(&slot) {
             self.pages.end(sequence.held);
         }
+        for HostCopy { page, slot } in self.pages.to_save() {
+            self.device.copies[slot as usize] = self.device.cells[page as usize];
+        }
     }
 }
 
@@ -449,9 +509,9 @@ proptest! {
     /// Any sequences, cut anyhow, launched ahead, cancelled, failing, in any number of pages.
     #[test]
     fn sequences_that_share_pages_say_what_they_say_alone(
-        moves in moves(), count in 5u32..24, kept in 0usize..12,
+        moves in moves(), count in 5u32..24, kept in 0usize..12, host in 0u32..30,
     ) {
-        let mut stage = Stage::new(count, kept);
+        let mut stage = Stage::new(count, kept, host);
         for step in moves {
             match step {
                 Move::Open(slot, number) if !stage.sequences.contains_key(&slot) => stage.open(slot, family(number)),
