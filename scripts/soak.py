@@ -107,7 +107,7 @@ class Soak:
             for what in failed:
                 self.failures[f"{test['name']} {what}"] += 1
         if failed:
-            (self.args.logs / f"{name}-{test['name'].replace('/', '_')}.log").write_text(said)
+            (self.args.logs / f"{name}-{re.sub('[/:]', '_', test['name'])}.log").write_text(said)
         return True
 
     def report(self):

@@ -76,7 +76,7 @@ fn a_stage_waits_for_descriptors_and_is_not_given_up() {
 fn limited(limit: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_omni-actors")]);
-    command.args(["run", "--listen", "127.0.0.1:0", "--set", TINY]).env_remove("OMNI_LOG");
+    command.args(["run", "--listen", "127.0.0.1:0", "--set", TINY, "--set", "device.kind=cpu"]).env_remove("OMNI_LOG");
     command.current_dir(env!("CARGO_MANIFEST_DIR")).stdout(Stdio::piped()).process_group(0);
     command
 }

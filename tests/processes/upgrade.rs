@@ -229,7 +229,8 @@ fn a_socket_of_the_service_manager_is_served_and_a_closed_stdout_harms_nothing()
     command.args(["-c", start, env!("CARGO_BIN_EXE_omni-actors")]).args(crate::managed::ARGS);
     let (reader, stdout) = std::io::pipe().unwrap();
     drop(reader);
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::from(OwnedFd::from(socket))).stdout(stdout);
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("CUDA_VISIBLE_DEVICES", "");
+    command.stdin(Stdio::from(OwnedFd::from(socket))).stdout(stdout);
     let mut serving = Serving::at(&url, command.spawn().unwrap(), Omni::new());
     drop(command);
     crate::signals::until(&serving, |health| health["ready"] == true);

@@ -83,6 +83,8 @@ impl Omni {
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_omni-actors"));
         command.args(&self.args).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("OMNI_LOG");
+        // What these tests expect is what a CPU says, also where there is a GPU.
+        command.env("CUDA_VISIBLE_DEVICES", "");
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
