@@ -275,6 +275,7 @@ mod tests {
             slots: 1,
             max_batch: 1,
             prefill_chunk: 1,
+            prefill_least: 0,
             run_ahead: 3,
             window: 8,
             max_step_units: None,

@@ -80,6 +80,16 @@ impl Config {
         })
     }
 
+    /// Prompt positions of one step of a stage on a device of this kind.
+    pub fn prefill_chunk(&self, stage: StageName, on: DeviceKind) -> u32 {
+        let suits = match (on, stage) {
+            // A pass of a mixture of experts reads nearly all weights, whatever its length.
+            (DeviceKind::Cuda, StageName::Thinker) => 1024,
+            _ => 256,
+        };
+        self.stage(stage).prefill_chunk.unwrap_or(suits)
+    }
+
     /// Steps of a stage launched ahead of the last one whose tokens the host has seen, on a device of this kind.
     pub fn run_ahead(&self, stage: StageName, on: DeviceKind) -> usize {
         let suits = match (on, stage) {

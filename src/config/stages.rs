@@ -22,8 +22,9 @@ pub struct StageConfig {
     /// [`Config::max_batch`](super::Config::max_batch).
     pub max_batch: Option<usize>,
     /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder,
-    /// which has no prompt, the frames of its largest chunk.
-    pub prefill_chunk: u32,
+    /// which has no prompt, the frames of its largest chunk. `None`: what suits the device, see
+    /// [`Config::prefill_chunk`](super::Config::prefill_chunk).
+    pub prefill_chunk: Option<u32>,
     /// Thinker only, 0 for the others: bytes of prompts and answers that each replica keeps for prompts that begin
     /// alike; 0 keeps none.
     pub kept_prompts: usize,
@@ -135,7 +136,7 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     if name == StageName::Encoder {
         // The thinker waits for all embeddings, so no window holds the encoder back: this is room on its edge for the
         // pieces in which they come. Its work comes unit by unit.
-        let (window, prefill_chunk) = (1024, 1);
+        let (window, prefill_chunk) = (1024, Some(1));
         let (chunk_ramp, buckets, max_step_frames) = (Vec::new(), Vec::new(), None);
         return StageConfig {
             placement,
@@ -162,7 +163,7 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let window = r.int(&key("window"), window, 1..=most);
     if name == StageName::Vocoder {
         let chunk_ramp = ramp(r, &key("chunk_ramp"));
-        let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
+        let prefill_chunk = Some(chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1));
         let max_step_frames = Some(r.int(&key("max_step_frames"), 128, 1..=4096));
         let buckets = Vec::new();
         return StageConfig {
@@ -181,7 +182,7 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
             buckets,
         };
     }
-    let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
+    let prefill_chunk = r.auto_int(&key("prefill_chunk"), 1..=8192);
     let (kept_prompts, kept_prompts_host) = match name {
         // Some 1,400 positions of a thinker of 30B in f32, all conversations of a small one; and some 10,000 in bf16.
         StageName::Thinker => {

@@ -327,9 +327,25 @@ pub(super) fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
+/// The numbers of f32 that these bytes are, copied at once: also without optimization a row of media is not taken apart.
+pub(super) fn numbers(bytes: &[u8]) -> Vec<f32> {
+    let mut numbers = vec![0f32; bytes.len() / size_of::<f32>()];
+    // SAFETY: the vector has room for as many bytes as are copied, and any four of them are an f32 of this machine, whose
+    // order of bytes is the GPU's.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), numbers.as_mut_ptr().cast(), size_of_val(&*numbers)) };
+    numbers
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_what_their_bytes_say() {
+        let wanted = [1.5f32, -0.0, f32::MIN_POSITIVE, 3e38];
+        let got: Vec<u32> = numbers(plain(&wanted)).into_iter().map(f32::to_bits).collect();
+        assert_eq!(got, wanted.map(f32::to_bits));
+    }
 
     #[test]
     fn gate_and_up_stand_where_the_kernels_look_for_them_whatever_the_width() {

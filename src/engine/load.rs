@@ -110,7 +110,7 @@ impl Loading {
                 let options = ThinkerOptions {
                     slots,
                     batch: self.config.max_batch(stage, DeviceKind::Cuda).min(slots),
-                    prefill_chunk: setup.prefill_chunk as usize,
+                    prefill_chunk: self.config.prefill_chunk(stage, DeviceKind::Cuda) as usize,
                     run_ahead: self.config.run_ahead(stage, DeviceKind::Cuda),
                     kv_memory,
                     embeddings_in_step: !self.config.transfer.async_d2h,
@@ -131,7 +131,7 @@ impl Loading {
                 let options = TalkerOptions {
                     slots,
                     buckets,
-                    prefill_chunk: setup.prefill_chunk as usize,
+                    prefill_chunk: self.config.prefill_chunk(stage, DeviceKind::Cuda) as usize,
                     run_ahead: self.config.run_ahead(stage, DeviceKind::Cuda),
                     kv_memory,
                     text_embeddings: slots * 256

@@ -23,6 +23,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+/// Positions of a prompt that a thinker on a GPU computes while rows of media for further ones are on their way: a pass
+/// over fewer takes half as long as one over all of them (docs/cuda-thinker.md), and they would wait for it.
+const PREFILL_LEAST: u32 = 256;
+
 /// What the stages of one process have in common.
 pub(super) struct StageMaker<'a> {
     config: &'a Config,
@@ -104,7 +108,11 @@ impl<'a> StageMaker<'a> {
             scheduler: SchedulerConfig {
                 slots: config.limits.max_requests as u32,
                 max_batch: config.max_batch(name, kind),
-                prefill_chunk: stage.prefill_chunk,
+                prefill_chunk: config.prefill_chunk(name, kind),
+                prefill_least: match (kind, name) {
+                    (DeviceKind::Cuda, StageName::Thinker) => PREFILL_LEAST.min(config.prefill_chunk(name, kind)),
+                    _ => 0,
+                },
                 run_ahead: config.run_ahead(name, kind) as u32,
                 window: window(config, name),
                 buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },

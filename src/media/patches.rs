@@ -70,8 +70,11 @@ pub struct Patches {
     /// All of one size. Where there are too few for the grid, the last one stands for the rest.
     frames: Vec<Picture>,
     /// Value -> normalised value, of each channel.
-    levels: [Vec<f32>; CHANNELS],
+    levels: [Levels; CHANNELS],
 }
+
+/// A normalised value for each value of a pixel.
+type Levels = [f32; 256];
 
 impl Patches {
     /// Resizes frames and cuts them; an image is one frame. An odd number of frames repeats the last one.
@@ -149,12 +152,12 @@ impl Patches {
     /// When `range` ends behind the last row.
     pub fn rows(&self, range: Range<usize>) -> Vec<f32> {
         assert!(range.end <= self.grid.patches(), "rows {range:?} of {:?}", self.grid);
-        let mut out = Vec::with_capacity(range.len() * self.row());
-        range.for_each(|row| self.push_row(row, &mut out));
+        let mut out = vec![0.0; range.len() * self.row()];
+        range.zip(out.chunks_exact_mut(self.row())).for_each(|(row, out)| self.fill_row(row, out));
         out
     }
 
-    fn push_row(&self, row: usize, out: &mut Vec<f32>) {
+    fn fill_row(&self, row: usize, out: &mut [f32]) {
         let PatchConfig { patch_size, merge_size, temporal_patch_size, .. } = self.config;
         let (step, row) = (row / (self.grid.h * self.grid.w), row % (self.grid.h * self.grid.w));
         let (block, inside) = (row / (merge_size * merge_size), row % (merge_size * merge_size));
@@ -162,13 +165,17 @@ impl Patches {
         let y = (block / blocks * merge_size + inside / merge_size) * patch_size;
         let x = (block % blocks * merge_size + inside % merge_size) * patch_size;
         let width = self.size().width;
+        let mut lines = out.chunks_exact_mut(patch_size);
         for (channel, levels) in self.levels.iter().enumerate() {
             for frame in 0..temporal_patch_size {
                 let frame = (step * temporal_patch_size + frame).min(self.frames.len() - 1);
                 let rgb = self.frames[frame].rgb();
                 for y in y..y + patch_size {
                     let line = &rgb[(y * width + x) * CHANNELS..(y * width + x + patch_size) * CHANNELS];
-                    out.extend(line.iter().skip(channel).step_by(CHANNELS).map(|v| levels[usize::from(*v)]));
+                    let pixels = line.as_chunks::<CHANNELS>().0;
+                    for (out, pixel) in lines.next().into_iter().flatten().zip(pixels) {
+                        *out = levels[usize::from(pixel[channel])];
+                    }
                 }
             }
         }
@@ -176,9 +183,9 @@ impl Patches {
 }
 
 /// Every value normalised: `(v - 255 mean) / (255 std)` in f32, as the reference fuses its rescaling by 1/255.
-fn levels(mean: f64, std: f64) -> Vec<f32> {
+fn levels(mean: f64, std: f64) -> Levels {
     let (mean, std) = ((mean * 255.0) as f32, (std * 255.0) as f32);
-    (0..=255u8).map(|value| (f32::from(value) - mean) / std).collect()
+    std::array::from_fn(|value| (value as f32 - mean) / std)
 }
 
 #[cfg(test)]

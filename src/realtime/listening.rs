@@ -6,7 +6,7 @@ use crate::refusal::Refusal;
 use crate::session::Limits;
 use crate::settings::{Settings, TurnDetection};
 use crate::sound::WireFormat;
-use crate::turns::{FRAME_MS, ONSET, Turn, Turns};
+use crate::turns::{FRAME_MS, HEARD_SILENCE, ONSET, Turn, Turns};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ const PIECE: usize = 4_800;
 pub(crate) enum Heard {
     /// Speech began: the first millisecond of its turn.
     Began(u64),
-    /// A turn is over: its last millisecond, and its samples.
+    /// A turn is over: its last millisecond, and the samples of it that the model hears.
     Ended(u64, Vec<i16>),
     /// The detector failed, a bug of ours.
     Failed(String),
@@ -185,13 +185,23 @@ impl Listening {
             None if !detecting.turns.is_speaking() => {}
             // A turn as long as the buffer ends there.
             None if ms(now - detecting.turn) + FRAME_MS <= limits.audio_ms => {}
-            Some(Turn::Ended) | None => {
-                detecting.turns.end();
-                let samples = self.cut(detecting.turn..now);
+            ended => {
+                let silent = if let Some(Turn::Ended(silent)) = ended { silent } else { detecting.turns.end() };
+                let samples = self.cut(detecting.turn..at(detecting.frames - silent.saturating_sub(HEARD_SILENCE)));
                 detecting.floor = now;
                 heard.push(Heard::Ended(ms(now), samples));
             }
         }
+    }
+
+    /// The samples that the model hears of the turn that is spoken, if its end is: the number of the last one with it.
+    /// `None` while more of it may come that the model hears.
+    pub fn said(&self) -> Option<(u64, Vec<i16>)> {
+        let detecting = self.detecting.as_ref()?;
+        let over = detecting.turns.silent().checked_sub(HEARD_SILENCE)?;
+        let rate = u64::from(self.format.rate());
+        let end = detecting.origin + (detecting.frames - over) * FRAME_MS * rate / 1000;
+        Some((end, self.cut(detecting.turn..end)))
     }
 
     /// The samples of these numbers, as far as they are there.
@@ -221,7 +231,7 @@ impl Listening {
         let mut spoke = false;
         if let Some(detecting) = &mut self.detecting {
             spoke = detecting.turns.is_speaking();
-            detecting.turns.end();
+            let _ = detecting.turns.end();
             detecting.floor = self.start;
         }
         self.heard = self.heard.max(self.start);

@@ -6,6 +6,9 @@ use crate::settings::TurnDetection;
 pub(crate) const FRAME_MS: u64 = 16;
 /// Frames in a row that make a beginning: a click is shorter.
 pub(crate) const ONSET: u64 = 3;
+/// Frames of silence at the end of a turn that the model hears, and so nothing of the silence that only shows that it is
+/// over: while that comes, all that the model hears of the turn is there.
+pub(crate) const HEARD_SILENCE: u64 = 13;
 /// By how much less than the threshold a frame may score that goes on with speech.
 const HYSTERESIS: f32 = 0.15;
 
@@ -14,8 +17,8 @@ const HYSTERESIS: f32 = 0.15;
 pub(crate) enum Turn {
     /// Speech began with this frame, counted from the first one.
     Began(u64),
-    /// Speech is over.
-    Ended,
+    /// Speech is over, behind so many frames of silence.
+    Ended(u64),
 }
 
 /// Counts frames of one stream of sound.
@@ -44,13 +47,19 @@ impl Turns {
         if self.run * FRAME_MS < settings.silence_ms.max(FRAME_MS) {
             return None;
         }
-        self.end();
-        Some(Turn::Ended)
+        Some(Turn::Ended(self.end()))
     }
 
-    /// Ends speech where it is.
-    pub fn end(&mut self) {
+    /// Ends speech where it is: behind so many frames of silence.
+    pub fn end(&mut self) -> u64 {
+        let silent = self.silent();
         (self.run, self.speaking) = (0, false);
+        silent
+    }
+
+    /// Frames of silence in a row within speech.
+    pub fn silent(&self) -> u64 {
+        if self.speaking { self.run } else { 0 }
     }
 
     /// Whether speech has begun and not ended.
@@ -70,7 +79,7 @@ mod tests {
         let scores = [0.9, 0.9, 0.1, 0.6, 0.6, 0.6, 0.1, 0.1, 0.1, 0.4, 0.1, 0.1, 0.1, 0.1, 0.9];
         let decided: Vec<_> =
             scores.iter().enumerate().filter_map(|(at, score)| Some((at, turns.frame(*score, &settings)?))).collect();
-        assert_eq!(decided, [(5, Turn::Began(3)), (13, Turn::Ended)]);
+        assert_eq!(decided, [(5, Turn::Began(3)), (13, Turn::Ended(4))]);
         assert!(!turns.is_speaking());
     }
 }

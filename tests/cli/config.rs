@@ -181,7 +181,7 @@ telemetry = { log = \"warn,omni_engine=debug\", log_format = \"json\" }
     assert_eq!(config.model.name, "bob");
     assert_eq!(config.model.default_voice.as_deref(), Some("alto"));
     assert_eq!(config.stage(StageName::Vocoder).chunk_ramp, [Frames(1), Frames(12)]);
-    assert_eq!(config.stage(StageName::Vocoder).prefill_chunk, 12);
+    assert_eq!(config.stage(StageName::Vocoder).prefill_chunk, Some(12));
     assert_eq!(config.limits.request_timeout, Duration::from_millis(1500));
     assert_eq!(config.telemetry.log_format, LogFormat::Json);
 }

@@ -95,7 +95,7 @@ async fn turns_of_a_conversation_say_what_they_say_where_nothing_is_kept() {
             let engine = engine(&tiny(), |config| {
                 let thinker = &mut config.stages[Thinker as usize];
                 (thinker.prefill_chunk, thinker.replicas, thinker.placement) =
-                    (chunk, Replicas::Count(replicas), placement);
+                    (Some(chunk), Replicas::Count(replicas), placement);
             })
             .await;
             for tenant in [1, 1, 2] {
@@ -126,7 +126,7 @@ async fn dies(stage: StageName, point: FaultPoint, nth: u64) -> Engine {
     engine(&tiny(), |config| {
         config.faults = vec![FaultRule::new(stage, point, FaultKind::Panic).nth(nth)];
         config.supervision.backoff = Duration::from_millis(1);
-        config.stages[Thinker as usize].prefill_chunk = 24;
+        config.stages[Thinker as usize].prefill_chunk = Some(24);
     })
     .await
 }

@@ -28,7 +28,7 @@ async fn several_at_once_and_other_transports_change_no_sample() {
         let engine = engine(&tiny(), |config| {
             config.transfer.transport = transport;
             config.stages[Encoder as usize].max_batch = Some(4);
-            config.stages[omni_actors::core::ids::StageName::Thinker as usize].prefill_chunk = 7;
+            config.stages[omni_actors::core::ids::StageName::Thinker as usize].prefill_chunk = Some(7);
         })
         .await;
         let all = Golden::CASES.map(Golden::read);

@@ -196,8 +196,8 @@ async fn run_ahead_transport_and_chunks_change_nothing_that_is_heard() {
         let engine = tts("base", |config| {
             config.stages.iter_mut().for_each(|stage| stage.run_ahead = Some(run_ahead));
             config.stages[StageName::Vocoder as usize].chunk_ramp = vec![Frames(run_ahead as u32)];
-            config.stages[StageName::Vocoder as usize].prefill_chunk = run_ahead as u32;
-            config.stages[StageName::Talker as usize].prefill_chunk = if run_ahead == 1 { 3 } else { 256 };
+            config.stages[StageName::Vocoder as usize].prefill_chunk = Some(run_ahead as u32);
+            config.stages[StageName::Talker as usize].prefill_chunk = Some(if run_ahead == 1 { 3 } else { 256 });
             config.transfer.transport = transport;
         })
         .await;

@@ -229,7 +229,7 @@ async fn started(placement: Placement, rules: Vec<FaultRule>) -> Engine {
         config.stages.iter_mut().for_each(|stage| stage.placement = placement);
         // Prompts take several steps.
         for stage in [StageName::Thinker, StageName::Talker] {
-            config.stages[stage as usize].prefill_chunk = 4;
+            config.stages[stage as usize].prefill_chunk = Some(4);
         }
         if placement == Placement::Thread {
             config.transfer.transport = TransportKind::Wire;

@@ -77,7 +77,8 @@ async fn stages_behind_that_die_get_the_embeddings_of_media_again() {
                 let case = format!("{stage} {point:?} at occurrence {nth}");
                 let rule = FaultRule::new(stage, point, FaultKind::Panic).nth(nth);
                 // The prompt in pieces, so that it dies between them too.
-                let engine = broken(vec![rule], |config| config.stages[Thinker as usize].prefill_chunk = 30).await;
+                let engine =
+                    broken(vec![rule], |config| config.stages[Thinker as usize].prefill_chunk = Some(30)).await;
                 strikes(&engine, &golden, &expected, stage, &case).await;
             }
         }

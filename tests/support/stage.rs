@@ -132,6 +132,7 @@ pub fn scheduler() -> SchedulerConfig {
         slots: 64,
         max_batch: 64,
         prefill_chunk: 256,
+        prefill_least: 0,
         run_ahead: 2,
         window: 4096,
         max_step_units: None,

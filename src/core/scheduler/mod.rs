@@ -28,6 +28,10 @@ pub struct SchedulerConfig {
     pub max_batch: usize,
     /// Prompt positions of one step, over all sequences.
     pub prefill_chunk: u32,
+    /// Positions of a prompt that are worth a step of their own: fewer wait while input for further ones is still to come,
+    /// and so do those that would leave fewer. On a device that reads all weights in each step, a small piece takes nearly
+    /// as long as all of it.
+    pub prefill_least: u32,
     /// Steps launched and not returned, of the stage and of each sequence; 1 is the synchronous order.
     pub run_ahead: u32,
     /// Units a sequence may be ahead of what the next stage has taken over.
@@ -238,8 +242,7 @@ impl SchedulerCore {
     /// Whether a listener who has heard nothing yet waits for a step that can run or runs. While that is so, steps
     /// return.
     pub fn is_awaited(&self, now: Duration) -> bool {
-        let SchedulerConfig { run_ahead, window, prefill_chunk, .. } = self.config;
-        let can_run = |sequence: &Sequence| sequence.next_advance(run_ahead, window, prefill_chunk).is_some();
+        let can_run = |sequence: &Sequence| sequence.next_advance(&self.config, self.config.prefill_chunk).is_some();
         self.sequences.values().filter(|sequence| sequence.since <= now).any(|sequence| {
             sequence.acked == 0 && (sequence.placeholders > 0 || sequence.first_emit.is_none() && can_run(sequence))
         })
@@ -336,11 +339,11 @@ impl SchedulerCore {
 
     /// The sequences that can run, the most urgent ahead.
     fn runnable(&self, now: Duration) -> Vec<(Priority, u64, RequestId)> {
-        let SchedulerConfig { run_ahead, window, prefill_chunk, playback, .. } = &self.config;
+        let SchedulerConfig { prefill_chunk, playback, .. } = &self.config;
         let mut runnable: Vec<_> = self
             .sequences
             .values()
-            .filter(|sequence| sequence.next_advance(*run_ahead, *window, *prefill_chunk).is_some())
+            .filter(|sequence| sequence.next_advance(&self.config, *prefill_chunk).is_some())
             .map(|sequence| (playback.priority(&sequence.stream(now), now), sequence.order, sequence.request))
             .collect();
         runnable.sort_unstable();
@@ -378,7 +381,7 @@ impl SchedulerCore {
 
     /// The most urgent sequences that can run, or `None` if no sequence can.
     fn plan(&mut self, runnable: Vec<(Priority, u64, RequestId)>) -> Option<Plan> {
-        let SchedulerConfig { run_ahead, window, prefill_chunk, max_batch, max_step_units, .. } = self.config;
+        let SchedulerConfig { prefill_chunk, max_batch, max_step_units, .. } = self.config;
         let one_is_due =
             self.waiting.is_empty() && runnable.first().is_some_and(|(priority, ..)| priority.urgency == Urgency::Due);
         let (mut planned, mut prefill_left) = (Vec::new(), prefill_chunk);
@@ -399,7 +402,7 @@ impl SchedulerCore {
             let in_chunks = matches!(sequence.params.pace, Pace::Chunks(_));
             let chunk = if prefilling { prefill_left } else { prefill_chunk };
             let chunk = max_step_units.filter(|_| in_chunks).map_or(chunk, |most| chunk.min(most.max(1)));
-            let (Some(advance), Some(slot)) = (sequence.next_advance(run_ahead, window, chunk), sequence.slot) else {
+            let (Some(advance), Some(slot)) = (sequence.next_advance(&self.config, chunk), sequence.slot) else {
                 continue;
             };
             if in_chunks && !bounds.admit(advance, prefilling) {

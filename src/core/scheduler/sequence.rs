@@ -1,5 +1,6 @@
 //! One sequence of a stage: what it may do next.
 
+use super::SchedulerConfig;
 use crate::deadline::Stream;
 use crate::ids::{RequestId, Slot};
 use std::time::Duration;
@@ -142,18 +143,21 @@ impl Sequence {
     /// Units this sequence could advance in the next step, at most `chunk` of them where it is free to choose; `None`
     /// while it must wait. `Some(0)` is the flush: its input has ended and is used up, so the sequence ends without
     /// another unit.
-    pub fn next_advance(&self, run_ahead: u32, window: u32, chunk: u32) -> Option<u32> {
-        if self.slot.is_none() || self.flushed || self.placeholders >= run_ahead {
+    pub fn next_advance(&self, config: &SchedulerConfig, chunk: u32) -> Option<u32> {
+        if self.slot.is_none() || self.flushed || self.placeholders >= config.run_ahead {
             return None;
         }
         // Steps in flight will emit too: only one step may overshoot the window, by less than its own units.
-        if self.emitted.saturating_sub(self.acked) + self.pending >= window + self.params.prompt_emits {
+        if self.emitted.saturating_sub(self.acked) + self.pending >= config.window + self.params.prompt_emits {
             return None;
         }
         if self.prefilled < self.params.prompt {
-            let ready = self.params.ready(self.input - self.start.input).saturating_sub(self.prefilled);
+            let upto = self.params.ready(self.input - self.start.input);
+            let ready = upto.saturating_sub(self.prefilled);
+            let is_last = upto == self.params.prompt || self.input_ended;
+            let is_worth_a_step = ready.min(self.params.prompt - upto) >= config.prefill_least;
             if ready > 0 {
-                return Some(ready.min(chunk));
+                return (is_last || is_worth_a_step).then(|| ready.min(chunk));
             }
             // The input ended before a prompt could be made of it: an empty answer.
             return self.flush();
@@ -197,8 +201,9 @@ impl Sequence {
     pub fn returned(&mut self, pending: u32, emitted: u32, now: Duration) {
         self.placeholders -= 1;
         self.pending -= pending;
-        if emitted > 0 {
-            self.emitted += emitted;
+        self.emitted += emitted;
+        // What the next stage is given of the prompt is heard by no listener.
+        if emitted > 0 && self.made() > 0 {
             self.first_emit.get_or_insert(now);
         }
     }
@@ -215,10 +220,15 @@ impl Sequence {
         further.then_some(used)
     }
 
+    /// Units that it has emitted behind those of its prompt.
+    fn made(&self) -> u32 {
+        (self.emitted - self.start.emitted).saturating_sub(self.params.prompt_emits)
+    }
+
     /// What is known of the sequence's listener.
     pub fn stream(&self, now: Duration) -> Stream {
         // Of a sequence that went on, what was heard before it did is of the past.
-        let units = self.emitted - self.start.emitted + self.start.ahead.unwrap_or(0) + self.pending;
+        let units = self.made() + self.start.ahead.unwrap_or(0) + self.pending;
         // A first unit in the making is as good as heard: the device can do no more for it.
         let made = match self.params.pace {
             Pace::Free | Pace::OnePerStep => self.prefilled >= self.params.prompt,

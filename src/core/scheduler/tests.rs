@@ -10,6 +10,7 @@ fn config() -> SchedulerConfig {
         slots: 4,
         max_batch: 4,
         prefill_chunk: 64,
+        prefill_least: 0,
         run_ahead: 2,
         window: 100,
         max_step_units: None,
@@ -192,6 +193,61 @@ fn a_prompt_is_prefilled_up_to_the_first_position_whose_input_has_not_come() {
         }
     }
     assert_eq!(advances, [5, 1, 1, 3, 1, 9]);
+}
+
+#[test]
+fn a_small_piece_of_a_prompt_waits_for_the_input_of_the_next() {
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, prefill_least: 8, ..config() });
+    let request = RequestId(3);
+    let runs = [(5, 0, 3), (10, 3, 16)].map(|(at, input, len)| PromptRun { at, input, len });
+    let params = SequenceParams { prompt_input: 19, prompt_runs: runs.into(), ..free(28) };
+    let mut effects = core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
+    let mut advances = Vec::new();
+    for units in [0, 1, 2, 4, 7, 5] {
+        if units > 0 {
+            effects = core.handle(Event::Input { request, units, end: false }, Duration::ZERO);
+        }
+        for Plan { step, sequences } in launches(&effects) {
+            advances.push((units, sequences[0].advance));
+            let sequences = vec![SequenceDone { request, emitted: 0, finished: false }];
+            core.handle(Event::StepDone(StepDone { step, sequences }), Duration::ZERO);
+        }
+    }
+    // Ten positions in front of the second medium; then eleven would leave seven.
+    assert_eq!(advances, [(2, 10), (5, 18)]);
+}
+
+#[test]
+fn a_prompt_whose_input_ends_too_early_is_computed_as_far_as_it_came() {
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, prefill_least: 8, ..config() });
+    let request = RequestId(3);
+    let runs = vec![PromptRun { at: 2, input: 0, len: 3 }];
+    let params = SequenceParams { prompt_input: 3, prompt_runs: runs, ..free(20) };
+    core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
+    let advances =
+        |effects: &[Effect]| launches(effects).iter().map(|plan| plan.sequences[0].advance).collect::<Vec<_>>();
+    assert_eq!(advances(&core.handle(Event::Input { request, units: 1, end: false }, Duration::ZERO)), [0; 0]);
+    let effects = core.handle(Event::Input { request, units: 0, end: true }, Duration::ZERO);
+    assert_eq!(advances(&effects), [3]);
+    let sequences = vec![SequenceDone { request, emitted: 0, finished: false }];
+    let done = core.handle(Event::StepDone(StepDone { step: StepId(0), sequences }), Duration::ZERO);
+    assert_eq!(advances(&done), [0], "and then it ends");
+}
+
+#[test]
+fn what_a_prompt_hands_on_is_no_sound_that_its_listener_has() {
+    let start = Duration::from_secs(1);
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, prefill_chunk: 4, ..config() });
+    let request = RequestId(3);
+    // Text in front of a picture goes on at once; a stage further up still makes the rows of the picture.
+    let runs = vec![PromptRun { at: 4, input: 0, len: 4 }];
+    let params = SequenceParams { prompt_input: 4, prompt_runs: runs, prompt_emits: 12, ..free(12) };
+    core.handle(Event::Admit(request, params, Start::default()), start);
+    let sequences = vec![SequenceDone { request, emitted: 4, finished: false }];
+    core.handle_held(Event::StepDone(StepDone { step: StepId(0), sequences }), start, true);
+    let effects = core.handle_held(Event::Input { request, units: 4, end: true }, start, true);
+    assert_eq!(launches(&effects).len(), 1, "its listener has heard nothing, so nothing holds it back");
+    assert!(!core.is_held());
 }
 
 #[test]

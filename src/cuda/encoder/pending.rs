@@ -1,6 +1,7 @@
 //! A step of the encoder under way: waits for it and reads the rows that it emits.
 
 use super::memory::Stash;
+use crate::weights::numbers;
 use crate::{Event, Pinned};
 use candle_core::{Device, Tensor};
 use omni_model::ModelError;
@@ -54,8 +55,7 @@ impl PendingStep for Pending {
 impl Rows {
     fn read(&self) -> Result<StageData, ModelError> {
         let bytes = self.memory.settled(self.rows * self.width * size_of::<f32>());
-        let numbers = bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
-        let rows = Tensor::from_vec(numbers, (self.rows, self.width), &Device::Cpu)?;
+        let rows = Tensor::from_vec(numbers(bytes), (self.rows, self.width), &Device::Cpu)?;
         Ok(StageData::Embeddings(Embeddings::Host(rows)))
     }
 }

@@ -350,5 +350,16 @@ __device__ __forceinline__ void hand_rows(const HandRowsArgs& a) {
     T* to = static_cast<T*>(a.out) + static_cast<size_t>(blockIdx.x) * a.width;
     for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = from[i];
 }
+// The other way round: rows that lie one behind the other to their places in a table.
+template <typename T>
+__device__ __forceinline__ void place_rows(const PlaceRowsArgs& a) {
+    wait_for_previous();
+    const T* from = static_cast<const T*>(a.rows) + static_cast<size_t>(blockIdx.x) * a.width;
+    T* to = static_cast<T*>(a.table) + static_cast<size_t>(a.places[blockIdx.x]) * a.width;
+    for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = from[i];
+}
+extern "C" __global__ void __launch_bounds__(256) place_rows_f32(const __grid_constant__ PlaceRowsArgs a) { place_rows<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) place_rows_bf16(const __grid_constant__ PlaceRowsArgs a) { place_rows<bf16>(a); }
+
 extern "C" __global__ void __launch_bounds__(256) hand_rows_f32(const __grid_constant__ HandRowsArgs a) { hand_rows<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) hand_rows_bf16(const __grid_constant__ HandRowsArgs a) { hand_rows<bf16>(a); }

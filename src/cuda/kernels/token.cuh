@@ -75,6 +75,13 @@ struct SampleTokenArgs {
 // In `sources`, NONE is what is handed on otherwise; with SAMPLED: the token that the slot in the other bits sampled last.
 constexpr uint32_t SAMPLED = 0x80000000u;
 
+struct PlaceRowsArgs {
+    const uint32_t* places; // [rows] in memory of the host: rows of the table
+    const void* rows;       // T [rows, width]
+    void* table;            // T [.., width]
+    int width, unused;
+};
+
 struct HandRowsArgs {
     const uint32_t* sources; // [rows] in memory of the host: rows of the table, or slots with SAMPLED
     const uint32_t* last;    // [slots]

@@ -4,8 +4,9 @@ use super::net::{Projection, TalkerNet, Text};
 use super::ring::Lease;
 use super::stage::CudaTalker;
 use crate::copies::{EmbeddingBuffer, Prefetch, Prefetched};
+use crate::kernel::kernel_args;
 use crate::linear::{Input, Mode};
-use crate::{Buffer, CudaError};
+use crate::{Buffer, CudaError, Kernel, Shape};
 use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::ModelError;
@@ -16,6 +17,8 @@ use std::ops::Range;
 
 /// Embeddings that are projected together.
 const BATCH: usize = 256;
+/// Threads that copy a row.
+const PLACE_THREADS: u32 = 256;
 /// Inputs that may be on their way at once; the step copies any more.
 const PREFETCHED: usize = 32;
 
@@ -60,6 +63,18 @@ pub(super) struct Intake {
     gathered: Buffer<u8>,
     between: Buffer<u8>,
     projected: Buffer<u8>,
+    place: Kernel,
+}
+
+/// `PlaceRowsArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PlaceArgs {
+    places: u64,
+    rows: u64,
+    table: u64,
+    width: i32,
+    unused: i32,
 }
 
 impl Arrival {
@@ -78,6 +93,11 @@ impl Arrival {
     pub fn bytes_in_step(&self) -> usize {
         if let Source::Host(bytes) = &self.source { bytes.len() } else { 0 }
     }
+
+    /// Bytes of the numbers of the rows that its embeddings go to, which the step reads.
+    pub fn bytes_of_places(&self) -> usize {
+        self.places.len() * size_of::<u32>()
+    }
 }
 
 impl Intake {
@@ -93,6 +113,10 @@ impl Intake {
             gathered,
             between: room(text.first.outputs().max(hidden.as_ref().map_or(0, |hidden| hidden.first.outputs())))?,
             projected: room(net.config.text.hidden_size)?,
+            place: net.gpu.kernel(match net.precision {
+                Precision::F32 => "place_rows_f32",
+                Precision::Bf16 => "place_rows_bf16",
+            })?,
         }))
     }
 
@@ -131,7 +155,20 @@ impl CudaTalker {
     pub(super) fn project(&self, lease: &Lease, at: &mut usize, arrivals: &[Arrival]) -> Result<(), CudaError> {
         let (Some(intake), stream) = (&self.intake, &self.stream) else { return Ok(()) };
         let sequence = self.net.config.text_hidden_size * element_bytes(self.net.precision);
-        let mut places: Vec<u32> = Vec::with_capacity(BATCH);
+        // Where the numbers of the rows of what is gathered lie, and how many there are.
+        let (mut places, mut gathered) = (*at, 0);
+        for arrival in arrivals {
+            for place in &arrival.places {
+                lease.input.set(*at, &place.to_le_bytes());
+                *at += size_of::<u32>();
+            }
+        }
+        *at = at.next_multiple_of(16);
+        let mut batch = |gathered: &mut usize, media: bool| {
+            let from = lease.input.device_at(places);
+            places += *gathered * size_of::<u32>();
+            self.project_batch(intake, from, std::mem::take(gathered), media)
+        };
         // Of what is gathered.
         let mut media = false;
         for arrival in arrivals {
@@ -145,12 +182,11 @@ impl CudaTalker {
             while done < all.len() {
                 let (same, kind) = arrival.run(done);
                 if kind != media {
-                    self.project_batch(intake, &places, media)?;
-                    places.clear();
+                    batch(&mut gathered, media)?;
                     media = kind;
                 }
-                let some = same.min(BATCH - places.len());
-                let (from, to, len) = (done * sequence, places.len() * sequence, some * sequence);
+                let some = same.min(BATCH - gathered);
+                let (from, to, len) = (done * sequence, gathered * sequence, some * sequence);
                 match source {
                     Source::Host(_) => intake.gathered.upload_async(stream, to, &lease.input, *at + from, len)?,
                     Source::Ahead(ahead) => intake.gathered.copy_async(stream, to, ahead.device(), from, len)?,
@@ -161,39 +197,37 @@ impl CudaTalker {
                         buffer.copy_to(stream, first..first + some, &intake.gathered, to)?;
                     }
                 }
-                places.extend_from_slice(&all[done..done + some]);
-                done += some;
-                if places.len() == BATCH {
-                    self.project_batch(intake, &places, media)?;
-                    places.clear();
+                (gathered, done) = (gathered + some, done + some);
+                if gathered == BATCH {
+                    batch(&mut gathered, media)?;
                 }
             }
             if let Source::Host(bytes) = source {
                 *at += bytes.len().next_multiple_of(16);
             }
         }
-        self.project_batch(intake, &places, media)
+        batch(&mut gathered, media)
     }
 
-    /// Queues the projection of the gathered embeddings, which are of text or hidden states of `media`.
-    fn project_batch(&self, intake: &Intake, places: &[u32], media: bool) -> Result<(), CudaError> {
+    /// Queues the projection of the gathered embeddings, which are of text or hidden states of `media`, to the rows of the
+    /// table whose numbers lie at `places`.
+    fn project_batch(&self, intake: &Intake, places: u64, sequences: usize, media: bool) -> Result<(), CudaError> {
         let (Text::Embeddings { text, hidden, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else {
             return Ok(());
         };
         // A sequence with media is refused where there is no projection of its own for them.
         let Projection { first, second } = hidden.as_deref().filter(|_| media).unwrap_or(text);
-        let (stream, products, sequences) = (&self.stream, &self.frames.engine.products, places.len());
+        let (stream, products) = (&self.stream, &self.frames.engine.products);
         if sequences == 0 {
             return Ok(());
         }
-        let hidden = self.net.config.text.hidden_size * element_bytes(self.net.precision);
-        let Intake { gathered, between, projected, .. } = intake;
+        let Intake { gathered, between, projected, place, .. } = intake;
         products.run(stream, Mode::Silu, first, Input::Ready(gathered.address()), between.address(), sequences)?;
         products.run(stream, Mode::Store, second, Input::Ready(between.address()), projected.address(), sequences)?;
-        for (i, place) in places.iter().enumerate() {
-            pool.copy_async(stream, *place as usize * hidden, projected, i * hidden, hidden)?;
-        }
-        Ok(())
+        let (rows, table, width) = (projected.address(), pool.address(), self.net.config.text.hidden_size as i32);
+        let args = PlaceArgs { places, rows, table, width, unused: 0 };
+        // SAFETY: the argument is `PlaceRowsArgs`; the lease has a number of a row of the table for each of these rows.
+        unsafe { place.launch(stream, Shape::new(sequences, PLACE_THREADS), kernel_args![args]) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Queues a planned step: copies and graphs on the stream.
 
+use super::arrivals::Arrival;
 use super::frame::head;
 use super::plan::Step;
 use super::ring::Lease;
@@ -13,7 +14,8 @@ impl CudaTalker {
         let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
         let passes: Vec<&[PromptEmbedding]> = step.prompts.chunks(self.frames.prompt_embeddings().max(1)).collect();
         let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
-        let arrivals: usize = self.arrivals.iter().map(|arrival| arrival.bytes_in_step().next_multiple_of(16)).sum();
+        let bytes = |arrival: &Arrival| arrival.bytes_in_step().next_multiple_of(16) + arrival.bytes_of_places();
+        let arrivals = self.arrivals.iter().map(bytes).sum::<usize>().next_multiple_of(16);
         let lease = self.ring.lease(frame.bytes + passes.len() * prompt.bytes + uploads + arrivals)?;
         let stream = &self.stream;
         lease.begin.record(stream)?;

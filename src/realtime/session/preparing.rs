@@ -1,6 +1,7 @@
 //! What is computed of a turn while it is spoken: each time one more window of its sound is whole, a request for the
-//! conversation with the windows so far, whose answer nothing takes. The engine then knows them when the turn ends, and
-//! only the rest is left.
+//! conversation with the windows so far, whose answer nothing takes; and, as soon as all has come that the model hears of
+//! a turn if its user has stopped, one for the conversation with all of the turn. The engine then knows them when the turn
+//! ends, and only the rest is left.
 //!
 //! At most one such request runs. One that is over makes room for the newest state of the turn; one of a turn that has
 //! ended, or was dropped, is cancelled. What is answered does not depend on it.
@@ -15,6 +16,8 @@ use crate::sound::{REST_MS, WireFormat};
 pub(super) struct Preparing {
     /// Windows of the turn that were asked for.
     windows: u64,
+    /// The end of the whole turn that was asked for.
+    said: u64,
     /// The request that runs, and the bytes of its sounds.
     running: Option<(JobId, usize)>,
 }
@@ -32,8 +35,8 @@ impl Preparing {
 }
 
 impl Session {
-    /// Asks for the windows that are whole, where there are more than before. While an answer is made that may still
-    /// become a part of the prompt, it waits.
+    /// Asks for the turn where it may be over, and else for the windows that are whole, where there are more than before.
+    /// While an answer is made that may still become a part of the prompt, it waits.
     pub(super) fn prepare(&mut self) {
         let window_ms = self.opening.limits.window_ms;
         if window_ms == 0 || self.preparing.running.is_some() || self.active.is_some() {
@@ -41,11 +44,16 @@ impl Session {
         }
         // The last frame of a window reaches into what follows, as far as the silence at the end of a turn is long.
         let windows = self.listening.turn_ms().saturating_sub(REST_MS) / window_ms;
-        if windows <= self.preparing.windows {
-            return;
-        }
+        let samples = match self.listening.said() {
+            Some((end, _)) if end <= self.preparing.said => return,
+            Some((end, samples)) => {
+                self.preparing.said = end;
+                samples
+            }
+            None if windows <= self.preparing.windows => return,
+            None => self.listening.beginning(windows * window_ms + REST_MS),
+        };
         self.preparing.windows = windows;
-        let samples = self.listening.beginning(windows * window_ms + REST_MS);
         let turn = Item::heard(String::new(), &samples, self.listening.rate());
         let turns = self.conversation.prompt_with(Some(&turn), &self.opening.limits);
         let is_heard = turns.last().is_some_and(|turn| turn.parts.iter().any(|part| part.sound() > 0));

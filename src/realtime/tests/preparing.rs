@@ -99,18 +99,51 @@ fn the_windows_of_a_turn_that_is_detected_begin_where_the_turn_does() {
         played.send(&append(piece));
         if let Some(job) = played.begun.last().filter(|job| job.prepares && whole.as_ref() != Some(&job.id)) {
             whole = Some(job.id);
-            let (id, upto) = (job.id, samples(job).len() as u64 / 48);
-            assert_eq!((upto - 2 * 25) / WINDOW_MS, played.begun.len() as u64, "a window more each time");
-            played.answer(id, done());
+            played.answer(job.id, done());
         }
     }
-    let answer = played.begun.last().unwrap();
-    assert!(!answer.prepares && played.begun.len() > 4, "{} jobs", played.begun.len());
+    let [windows @ .., all, answer] = &played.begun[..] else { panic!("{} jobs", played.begun.len()) };
+    assert!(!answer.prepares && windows.len() > 2, "{} windows", windows.len());
+    assert_eq!(all.turns, answer.turns, "the whole turn, before it was over");
     let turn = samples(answer);
-    for job in &played.begun[..played.begun.len() - 1] {
+    for (job, number) in windows.iter().zip(1..) {
+        assert_eq!((samples(job).len() as u64 / 48 - 2 * 25) / WINDOW_MS, number, "a window more each time");
         let known = samples(job).len() / 48 - 2 * 25 - 10;
         assert!(turn.starts_with(&samples(job)[..known * 48]), "{known} ms");
     }
+    check(&played);
+}
+
+#[test]
+fn a_turn_that_may_be_over_is_asked_for_as_a_whole_once_in_each_pause() {
+    // No turn is as long as a window.
+    let mut opening = opening();
+    (opening.limits.window_ms, opening.limits.audio_ms, opening.limits.bytes) = (8_000, 10_000, 1 << 20);
+    let mut played = Played::of(opening);
+    let detection = json!({"type": "server_vad", "silence_duration_ms": 1_500});
+    played.send(&json!({"type": "session.update", "session": {"audio": {"input": {"turn_detection": detection}}}}));
+    let hear = |played: &mut Played, samples: &[i16]| {
+        for piece in samples.chunks(2_400) {
+            let before = played.begun.len();
+            played.send(&append(piece));
+            let begun: Vec<JobId> =
+                played.begun[before..].iter().filter(|job| job.prepares).map(|job| job.id).collect();
+            begun.into_iter().for_each(|job| _ = played.answer(job, done()));
+        }
+        played.begun.len()
+    };
+    assert_eq!(hear(&mut played, &[vec![0; 24 * 700], vowels(900)].concat()), 0);
+    assert_eq!(hear(&mut played, &[0; 24 * 500]), 1, "208 ms of silence are all that the model hears of it");
+    let pause = played.begun[0].clone();
+    assert!(pause.prepares && !pause.speaks && pause.max_tokens == Some(1));
+    assert_eq!(hear(&mut played, &[0; 24 * 200]), 1, "more silence changes nothing");
+    // Speech goes on: that was not the whole turn.
+    hear(&mut played, &[vowels(900), vec![0; 24 * 2_000]].concat());
+    let [_, .., all, answer] = &played.begun[..] else { panic!("{} jobs", played.begun.len()) };
+    assert!(all.prepares && !answer.prepares && all.turns == answer.turns);
+    assert_eq!((played.begun.len(), played.cancelled.len()), (3, 0));
+    let known = samples(&pause).len() - 2 * 24 * 35;
+    assert!(samples(all).len() > samples(&pause).len() && samples(all).starts_with(&samples(&pause)[..known]));
     check(&played);
 }
 

@@ -68,8 +68,8 @@ fn speech_between_silences_is_a_turn_and_is_answered() {
     assert!((2000..=2400).contains(&end), "{end}");
     let [PromptTurn { role: "user", parts, .. }] = &played.begun[0].turns[..] else { panic!("{:?}", played.begun) };
     let [PromptPart::Audio(file)] = &parts[..] else { panic!("{parts:?}") };
-    // What the model hears ends with 25 to 35 ms of silence, at a multiple of 10 ms.
-    let rest = (file.len() as u64 - 44) / 48 - (end - start);
+    // The model hears 208 of the 512 ms of silence that ended the turn, and 25 to 35 ms more, up to a multiple of 10 ms.
+    let rest = (file.len() as u64 - 44) / 48 - (end - start - 512 + 208);
     assert!((25..35).contains(&rest), "{rest}");
     assert_eq!((file.len() - 44) % 480, 0);
     assert!(file[file.len() - 1200..].iter().all(|byte| *byte == 0));

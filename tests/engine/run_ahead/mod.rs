@@ -45,6 +45,7 @@ fn compare(stage: &Stage, count: usize, seed: u64) {
             slots,
             max_batch: if dice.one_in(2) { slots } else { dice.int(1, slots) } as usize,
             prefill_chunk: dice.int(1, CHUNK),
+            prefill_least: dice.int(0, CHUNK),
             run_ahead: dice.int(2, RUN_AHEAD),
             window: dice.pick(&[2, 5, 4096]),
             ..scheduler()

@@ -150,6 +150,43 @@ async fn a_loud_end_changes_the_windows_before_it_and_they_are_encoded_again() {
     assert_eq!(counted(&serving, "omni_media_cache_total{outcome=\"hit\"}"), 0.0);
 }
 
+/// The answer to a turn that the server finds, with less silence behind it than ends a turn until all of it is prepared.
+async fn found(serving: &Serving, speech: &[u8], prepares: bool) -> Turn {
+    let mut talk = Talk::at(serving.url.trim_start_matches("http://"), "?seed=11").await;
+    let detection = json!({"type": "server_vad", "silence_duration_ms": 600});
+    talk.update(json!({"audio": {"input": {"turn_detection": detection}}})).await;
+    talk.append(&[&silence(800), speech, &silence(400)].concat()).await;
+    if prepares {
+        wait_for("the turn", || prepared(serving, "finished") == 1.0).await;
+    }
+    talk.append(&silence(1_000)).await;
+    turn(&Answer::of(talk.until("response.done").await))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_turn_that_is_found_is_encoded_and_prefilled_before_it_is_over() {
+    let speech = speech::recording("Good morning.").await;
+    let serving = server(WITHOUT);
+    let expected = found(&serving, &speech, false).await;
+    assert_eq!((prepared(&serving, "finished"), expected.2), (0.0, 0));
+    drop(serving);
+    let died = |stage: &str, nth: u64| {
+        format!("[[faults]]\nstage = \"{stage}\"\npoint = \"runner\"\nkind = \"panic\"\nnth = {nth}\n")
+    };
+    for (case, config) in
+        [("in threads", String::new()), ("encoder", died("encoder", 1)), ("thinker", died("thinker", 2))]
+    {
+        let serving = server(&config);
+        let answer = found(&serving, &speech, true).await;
+        assert!(answer.0 == expected.0 && answer.1 == expected.1 && !answer.1.is_empty(), "{case}: another answer");
+        // Nothing of it is encoded again, and only what follows its last whole block of 16 positions is computed.
+        assert_eq!(counted(&serving, "omni_media_cache_total{outcome=\"hit\"}"), 1.0, "{case}");
+        assert!(answer.2 >= 16, "{case}: {} tokens were kept", answer.2);
+        let restarts = counted(&serving, &format!("omni_stage_restarts_total{{stage=\"{case}\"}}"));
+        assert_eq!(restarts > 0.0, !config.is_empty(), "{case}");
+    }
+}
+
 /// A server whose encoder comes to the end of no step while a test waits, with more of a config in front.
 fn stuck(more: &str) -> Serving {
     let fault = "[[faults]]\nstage = \"encoder\"\npoint = \"runner\"\nkind = \"delay\"\ndelay = \"5m\"\n";

@@ -4,12 +4,14 @@ use super::*;
 use crate::support::engine::{idle, voice};
 use crate::support::recording::{PCM, hum};
 
-/// Samples of 16 bits at 24 kHz: the embedded voice says something.
-async fn recording() -> Vec<u8> {
+/// Samples of 16 bits at 24 kHz: the embedded voice says this.
+pub(super) async fn recording(text: &str) -> Vec<u8> {
     let site = Site::of(&voice(), |_| {}).await;
-    let body = json!({"input": "Good morning. Could you tell me the time?", "seed": 3, "response_format": "pcm"});
+    let body = json!({"input": text, "seed": 3, "response_format": "pcm"});
     site.bytes("/v1/audio/speech", &body).await
 }
+
+const QUESTION: &str = "Good morning. Could you tell me the time?";
 
 fn silence(ms: usize) -> Vec<u8> {
     vec![0; 48 * ms]
@@ -51,7 +53,7 @@ async fn push_to_talk_is_answered_as_a_recording_in_chat() {
 #[tokio::test(flavor = "multi_thread")]
 async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
     let sounds = counted("omni_realtime_first_sound_seconds_count");
-    let speech = recording().await;
+    let speech = recording(QUESTION).await;
     let site = site().await;
     let mut talk = Talk::new(&site).await;
     talk.update(json!({"audio": {"input": {
@@ -79,7 +81,7 @@ async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_speaks_into_an_answer_ends_it_and_is_answered() {
-    let speech = recording().await;
+    let speech = recording(QUESTION).await;
     let before = ["omni_realtime_interruptions_total", "omni_realtime_turns_total"].map(counted);
     let site = slow_site().await;
     let mut talk = Talk::new(&site).await;

@@ -65,6 +65,7 @@ impl Scenario {
             slots: 128,
             max_batch: 128,
             prefill_chunk: 256,
+            prefill_least: 0,
             run_ahead: 2,
             window: 1024,
             max_step_units: None,
@@ -74,6 +75,7 @@ impl Scenario {
         let vocoder = SchedulerConfig {
             max_batch: 64,
             prefill_chunk: 8,
+            prefill_least: 0,
             window: 64,
             run_ahead: 1,
             buckets: Vec::new(),
