@@ -3,8 +3,9 @@
 use super::line::{Duplex, Ear, Lines};
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zenoh::Session;
 use zenoh::liveliness::LivelinessToken;
@@ -48,20 +49,25 @@ impl Gateway {
         let (tell, changes) = flume::bounded(4096);
         let token = session.liveliness().declare_token(format!("omni/gateway/{name}")).await?;
         let (asking, runtime, its) = (session.clone(), tokio::runtime::Handle::current(), Arc::clone(&lines));
+        // A node may be gone again before it has said what it offers.
+        let present = Arc::new(Mutex::new(BTreeSet::new()));
         let changed = move |sample: Sample| {
             let Some(node) = sample.key_expr().as_str().strip_prefix("omni/node/").map(str::to_owned) else { return };
             let tell = tell.clone();
             match sample.kind() {
                 SampleKind::Put => {
-                    let session = asking.clone();
+                    let (session, present) = (asking.clone(), Arc::clone(&present));
+                    locked(&present).insert(node.clone());
                     runtime.spawn(async move {
                         match ask(&session, &format!("omni/node/{node}/offer"), Bytes::new()).await {
+                            Ok(_) if !locked(&present).contains(&node) => {}
                             Ok(offer) => _ = tell.send_async(Change::Joined(node, offer)).await,
                             Err(error) => tracing::warn!(node, %error, "a node joined and does not say what it offers"),
                         }
                     });
                 }
                 SampleKind::Delete => {
+                    locked(&present).remove(&node);
                     its.gone(&node);
                     runtime.spawn(async move { tell.send_async(Change::Left(node)).await });
                 }
@@ -100,6 +106,11 @@ impl Gateway {
         self.lines.add(node, &state);
         Ok(duplex)
     }
+}
+
+fn locked(present: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
+    // The lock only guards a set.
+    present.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The answer of the one that has declared the key.

@@ -68,6 +68,8 @@ impl Settings {
         set("listen/endpoints", at(&mut self.listen.iter()))?;
         set("connect/endpoints", at(&mut self.join.iter()))?;
         set("connect/exit_on_failure", json!(false))?;
+        // Who is there is told by tokens, later.
+        set("open/return_conditions", json!({ "connect_scouted": false, "declares": false }))?;
         // One that comes back is used within a second.
         set("connect/retry", json!({ "period_init_ms": 100, "period_max_ms": 500, "period_increase_factor": 2 }))?;
         set("scouting/multicast/enabled", json!(false))?;

@@ -78,7 +78,8 @@ struct Bar {
 #[derive(Clone, Debug)]
 struct Member {
     offer: Offer,
-    used: [bool; StageName::ALL.len()],
+    /// By which replica's ticket.
+    used: [Option<u64>; StageName::ALL.len()],
     bars: [Option<Bar>; StageName::ALL.len()],
 }
 
@@ -105,18 +106,31 @@ pub struct OfferedStage {
     pub reason: Option<String>,
 }
 
+/// The right to use a stage of a node. One of a node that has left since, and may have joined anew, is worth nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Of which session.
+    pub id: NodeId,
+    /// Its name for people.
+    pub node: String,
+    /// Which stage.
+    pub stage: StageName,
+    number: u64,
+}
+
 /// The nodes of one gateway. Times are since any fixed moment.
 #[derive(Clone, Debug)]
 pub struct Nodes {
     terms: Terms,
     members: BTreeMap<NodeId, Member>,
     arithmetic: [Option<String>; StageName::ALL.len()],
+    tickets: u64,
 }
 
 impl Nodes {
     /// Of a gateway with these terms, before any has joined.
     pub fn new(terms: Terms) -> Nodes {
-        Nodes { terms, members: BTreeMap::new(), arithmetic: Default::default() }
+        Nodes { terms, members: BTreeMap::new(), arithmetic: Default::default(), tickets: 0 }
     }
 
     /// A node has joined. The reason if it is of no use.
@@ -134,44 +148,50 @@ impl Nodes {
 
     /// A node for one more replica of a stage: of those that may be used and are not used for it yet, one that is used
     /// for the fewest stages.
-    pub fn take(&mut self, stage: StageName, now: Duration) -> Option<(NodeId, String)> {
+    pub fn take(&mut self, stage: StageName, now: Duration) -> Option<Ticket> {
         let at = stage as usize;
         for member in self.members.values_mut() {
             member.bars[at].take_if(|bar| bar.until.is_some_and(|until| until <= now));
             let others = self.arithmetic[at].as_ref().filter(|others| **others != member.offer.arithmetic);
             if let (None, Some(others)) = (&member.bars[at], others) {
-                let reason = format!("it computes with {}, the {stage}s here with {others}", member.offer.arithmetic);
+                let reason = format!("it computes in {}, the {stage}s here in {others}", member.offer.arithmetic);
                 member.bars[at] = Some(Bar { reason, until: None });
             }
         }
-        let free =
-            |member: &Member| member.offer.stages.contains(&stage) && !member.used[at] && member.bars[at].is_none();
-        let free = self.members.iter_mut().filter(|(_, member)| free(member));
-        let (id, member) = free.min_by_key(|(_, member)| member.used.iter().filter(|used| **used).count())?;
-        member.used[at] = true;
-        Some((id.clone(), member.offer.name.clone()))
+        let is_free = |member: &Member| {
+            member.offer.stages.contains(&stage) && member.used[at].is_none() && member.bars[at].is_none()
+        };
+        let free = self.members.iter_mut().filter(|(_, member)| is_free(member));
+        let (id, member) = free.min_by_key(|(_, member)| member.used.iter().flatten().count())?;
+        self.tickets += 1;
+        member.used[at] = Some(self.tickets);
+        Some(Ticket { id: id.clone(), node: member.offer.name.clone(), stage, number: self.tickets })
     }
 
-    /// A node that was taken runs the stage: those that follow have to compute as it does.
-    pub fn runs(&mut self, id: &str, stage: StageName) {
-        if let Some(member) = self.members.get(id) {
-            self.arithmetic[stage as usize].get_or_insert_with(|| member.offer.arithmetic.clone());
+    /// The node runs the stage: those that follow have to compute as it does.
+    pub fn runs(&mut self, ticket: &Ticket) {
+        if let Some(member) = self.members.get(&ticket.id) {
+            self.arithmetic[ticket.stage as usize].get_or_insert_with(|| member.offer.arithmetic.clone());
         }
     }
 
-    /// A node that was taken is free again.
-    pub fn release(&mut self, id: &str, stage: StageName) {
-        if let Some(member) = self.members.get_mut(id) {
-            member.used[stage as usize] = false;
+    /// The node is free again.
+    pub fn release(&mut self, ticket: &Ticket) {
+        if let Some(member) = self.of(ticket) {
+            member.used[ticket.stage as usize] = None;
         }
     }
 
-    /// A node that was taken is not to be used for a stage, for a while or until it joins anew.
-    pub fn bar(&mut self, id: &str, stage: StageName, reason: String, until: Option<Duration>) {
-        if let Some(member) = self.members.get_mut(id) {
-            member.used[stage as usize] = false;
-            member.bars[stage as usize] = Some(Bar { reason, until });
+    /// The node is not to be used for the stage, for a while or until it joins anew.
+    pub fn bar(&mut self, ticket: &Ticket, reason: String, until: Option<Duration>) {
+        if let Some(member) = self.of(ticket) {
+            member.bars[ticket.stage as usize] = Some(Bar { reason, until });
         }
+    }
+
+    /// The node of a ticket that is worth something.
+    fn of(&mut self, ticket: &Ticket) -> Option<&mut Member> {
+        self.members.get_mut(&ticket.id).filter(|member| member.used[ticket.stage as usize] == Some(ticket.number))
     }
 
     /// When a bar against a node for this stage ends next.
@@ -183,7 +203,7 @@ impl Nodes {
     pub fn list(&self) -> Vec<NodeStatus> {
         let status = |(id, member): (&NodeId, &Member)| {
             let stage = |stage: &StageName| {
-                let (used, bar) = (member.used[*stage as usize], &member.bars[*stage as usize]);
+                let (used, bar) = (member.used[*stage as usize].is_some(), &member.bars[*stage as usize]);
                 OfferedStage { name: *stage, used, reason: bar.as_ref().map(|bar| bar.reason.clone()) }
             };
             let stages = member.offer.stages.iter().map(stage).collect();
@@ -248,7 +268,7 @@ mod tests {
     }
 
     fn taken(nodes: &mut Nodes, stage: StageName) -> Option<String> {
-        nodes.take(stage, NOW).map(|(id, _)| id)
+        nodes.take(stage, NOW).map(|ticket| ticket.id)
     }
 
     #[test]
@@ -270,12 +290,13 @@ mod tests {
         let mut nodes = Nodes::new(terms(7));
         assert_eq!(nodes.joined("a".into(), offer("cpu")), None);
         assert_eq!(nodes.joined("b".into(), offer("gpu")), None);
-        assert_eq!(taken(&mut nodes, StageName::Talker).as_deref(), Some("a"));
-        nodes.runs("a", StageName::Talker);
+        let ticket = nodes.take(StageName::Talker, NOW).unwrap();
+        assert_eq!(ticket.id, "a");
+        nodes.runs(&ticket);
         nodes.left("a");
         assert_eq!(taken(&mut nodes, StageName::Talker), None, "what its sequences are is settled");
         let told = nodes.list()[0].stages[0].reason.clone().unwrap();
-        assert_eq!(told, "it computes with gpu, the talkers here with cpu");
+        assert_eq!(told, "it computes in gpu, the talkers here in cpu");
         assert_eq!(taken(&mut nodes, StageName::Vocoder).as_deref(), Some("b"), "the other stage has had none");
     }
 
@@ -283,10 +304,25 @@ mod tests {
     fn a_node_that_has_no_share_left_is_asked_again_later() {
         let mut nodes = Nodes::new(terms(7));
         nodes.joined("a".into(), offer("cpu"));
-        let (id, _) = nodes.take(StageName::Talker, NOW).unwrap();
-        nodes.bar(&id, StageName::Talker, "no share is left".into(), Some(LATER));
+        let ticket = nodes.take(StageName::Talker, NOW).unwrap();
+        nodes.bar(&ticket, "no share is left".into(), Some(LATER));
+        nodes.release(&ticket);
         assert_eq!((taken(&mut nodes, StageName::Talker), nodes.next_look(StageName::Talker)), (None, Some(LATER)));
         assert!(nodes.take(StageName::Talker, LATER).is_some());
+    }
+
+    #[test]
+    fn what_is_said_of_a_session_that_has_left_says_nothing_of_the_next() {
+        let mut nodes = Nodes::new(terms(7));
+        nodes.joined("a".into(), offer("cpu"));
+        let old = nodes.take(StageName::Talker, NOW).unwrap();
+        nodes.joined("a".into(), offer("cpu"));
+        let new = nodes.take(StageName::Talker, NOW).unwrap();
+        nodes.bar(&old, "it failed".into(), None);
+        nodes.release(&old);
+        assert_eq!(taken(&mut nodes, StageName::Talker), None, "it is used");
+        nodes.release(&new);
+        assert!(taken(&mut nodes, StageName::Talker).is_some(), "nothing is against it");
     }
 
     #[test]
@@ -319,36 +355,38 @@ mod tests {
             moves in proptest::collection::vec((0..6u8, 0..4usize, 2..4usize, any::<bool>(), any::<bool>()), 1..200),
         ) {
             let mut nodes = Nodes::new(terms(7));
-            let mut used: BTreeMap<(String, StageName), ()> = BTreeMap::new();
+            let mut held: Vec<Ticket> = Vec::new();
             let mut settled: [Option<String>; 4] = Default::default();
             for (kind, node, stage, alike, gpu) in moves {
                 let (id, stage) = (node.to_string(), StageName::ALL[stage]);
-                match kind {
-                    0 => {
+                let its = held.iter().position(|ticket| (&ticket.id, ticket.stage) == (&id, stage));
+                match (kind, its) {
+                    (0, _) => {
                         let offer = offer(if gpu { "gpu" } else { "cpu" });
                         let offer = Offer { terms: terms(if alike { 7 } else { 8 }), ..offer };
                         prop_assert_eq!(nodes.joined(id.clone(), offer).is_none(), alike);
-                        used.retain(|(of, _), ()| *of != id);
+                        held.retain(|ticket| ticket.id != id);
                     }
-                    1 => {
+                    (1, _) => {
                         nodes.left(&id);
-                        used.retain(|(of, _), ()| *of != id);
+                        held.retain(|ticket| ticket.id != id);
                     }
-                    2 => {
-                        nodes.release(&id, stage);
-                        used.remove(&(id, stage));
+                    (2 | 3, Some(its)) => {
+                        let ticket = held.remove(its);
+                        if kind == 3 {
+                            nodes.bar(&ticket, "barred".into(), alike.then_some(LATER));
+                        }
+                        nodes.release(&ticket);
                     }
-                    3 => {
-                        nodes.bar(&id, stage, "barred".into(), alike.then_some(LATER));
-                        used.remove(&(id, stage));
-                    }
-                    _ => if let Some((id, _)) = nodes.take(stage, NOW) {
-                        let member = &nodes.members[&id];
+                    _ => if let Some(ticket) = nodes.take(stage, NOW) {
+                        let member = &nodes.members[&ticket.id];
                         prop_assert!(member.bars[stage as usize].is_none() && member.offer.terms == terms(7));
                         let settled = settled[stage as usize].get_or_insert(member.offer.arithmetic.clone());
                         prop_assert_eq!(&*settled, &member.offer.arithmetic);
-                        nodes.runs(&id, stage);
-                        prop_assert!(used.insert((id, stage), ()).is_none(), "it was used already");
+                        nodes.runs(&ticket);
+                        let twice = held.iter().any(|other| (&other.id, other.stage) == (&ticket.id, stage));
+                        prop_assert!(!twice, "it was used already");
+                        held.push(ticket);
                     }
                 }
             }

@@ -7,6 +7,7 @@ use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, Service, SpeechRequest, StageState};
 use omni_actors::model::checkpoint::Checkpoint;
 use std::path::PathBuf;
+use std::time::Duration;
 
 fn omni() -> PathBuf {
     root().join("tests/fixtures/qwen3_omni")
@@ -101,6 +102,36 @@ async fn streams_of_a_node_that_is_killed_go_on_in_another_with_the_same_samples
     }
     let health = gateway.health();
     assert_eq!(health.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["second"], "{health:?}");
+    idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_for_a_while_is_gone_and_comes_back_as_another() {
+    let cluster = Cluster::of(&omni());
+    let truth = alone(&cluster, frames(40, 5)).await;
+    let first = cluster.node("first", "silence = \"500ms\"");
+    let gateway = cluster.gateway(|config| {
+        config.stages[StageName::Vocoder as usize].window = 1;
+        config.cluster.silence = Duration::from_millis(500);
+    });
+    let gateway = gateway.await;
+    let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
+    let heard = loop {
+        if let Event::Audio(chunk) = stream.next().await.unwrap() {
+            break chunk.samples.len();
+        }
+    };
+    first.stop();
+    let _second = cluster.node("second", "");
+    let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the request hangs");
+    assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples));
+    assert_eq!(rest.end, truth.end);
+    // It goes on with the sequences that it had, for which nobody listens any more.
+    first.go_on();
+    until(&gateway, "the first is back", |health| both_run(health, "first") && both_run(health, "second")).await;
+    for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
+        assert!(answer.samples == truth.samples && answer.end == truth.end);
+    }
     idle(&gateway).await;
 }
 

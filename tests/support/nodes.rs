@@ -8,6 +8,7 @@ use omni_actors::core::ids::StageName;
 use omni_actors::engine::Engine;
 use omni_actors::model::checkpoint::Checkpoint;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -117,7 +118,7 @@ impl Node {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("node.toml");
         let text = format!(
-            "[model]\ncheckpoint = {checkpoint:?}\n[device]\nkind = \"cpu\"\n[telemetry]\nlog = \"info,zenoh=warn\"\n\
+            "[model]\ncheckpoint = {checkpoint:?}\n[device]\nkind = \"cpu\"\n[telemetry]\nlog = \"info,zenoh::net::runtime::orchestrator=debug\"\n\
              [cluster]\nname = {name:?}\nstages = [\"talker\", \"vocoder\"]\n{lines}\n"
         );
         std::fs::write(&config, text).unwrap();
@@ -138,8 +139,18 @@ impl Node {
         self.watched().kill();
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    /// Keeps it from running.
+    pub fn stop(&self) {
+        kill_process(self.pid(), Signal::STOP).unwrap();
+    }
+
+    /// Lets it run again.
+    pub fn go_on(&self) {
+        kill_process(self.pid(), Signal::CONT).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     /// Waits for a line of its log that has this.

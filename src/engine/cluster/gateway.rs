@@ -5,8 +5,8 @@ use crate::StartError;
 use futures::future::BoxFuture;
 use omni_cluster::{Change, Gateway, Line};
 use omni_config::Config;
-use omni_core::ids::{Generation, Replica, StageName};
-use omni_core::nodes::{self, Ask, NodeId, NodeStatus, Offer};
+use omni_core::ids::{Generation, Replica};
+use omni_core::nodes::{self, Ask, NodeId, NodeStatus, Offer, Ticket};
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::{NodeLink, NodeSeat, Nodes};
 use omni_transfer::link::{Sink, Source};
@@ -96,7 +96,7 @@ impl State {
             // First the changes are watched, then the nodes are looked at: none is missed.
             let mut changes = self.changes.subscribe();
             let found = self.nodes().take(stage, self.now());
-            let Some((id, node)) = found else {
+            let Some(ticket) = found else {
                 let look = self.nodes().next_look(stage);
                 let pause = async {
                     match look {
@@ -111,18 +111,18 @@ impl State {
                 continue;
             };
             // From here on the place is given back, wherever this ends.
-            let mut seat = Seat { state: Arc::clone(&self), id, stage, line: None };
-            match self.ask(&seat.id, place, last).await {
+            let mut seat = Seat { state: Arc::clone(&self), ticket, line: None };
+            match self.ask(&seat.ticket.id, place, last).await {
                 Ok(duplex) => {
                     seat.line = Some(duplex.line);
-                    self.nodes().runs(&seat.id, stage);
+                    self.nodes().runs(&seat.ticket);
                     let (down, up) = (Sink::Queue(duplex.send), Source::Queue(duplex.receive));
-                    return NodeLink { node, down, up, seat: Box::new(seat) };
+                    return NodeLink { node: seat.ticket.node.clone(), down, up, seat: Box::new(seat) };
                 }
                 Err(reason) => {
-                    tracing::debug!(node, %stage, reason, "a node opens no link");
+                    tracing::debug!(node = seat.ticket.node, %stage, reason, "a node opens no link");
                     let until = Some(self.now() + AGAIN);
-                    self.nodes().bar(&seat.id, stage, reason, until);
+                    self.nodes().bar(&seat.ticket, reason, until);
                 }
             }
         }
@@ -152,8 +152,7 @@ impl State {
 /// A stage of a node that a replica uses.
 struct Seat {
     state: Arc<State>,
-    id: NodeId,
-    stage: StageName,
+    ticket: Ticket,
     line: Option<Line>,
 }
 
@@ -163,13 +162,13 @@ impl NodeSeat for Seat {
     }
 
     fn bar(&self, reason: String) {
-        self.state.nodes().bar(&self.id, self.stage, reason, None);
+        self.state.nodes().bar(&self.ticket, reason, None);
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.state.nodes().release(&self.id, self.stage);
+        self.state.nodes().release(&self.ticket);
         self.state.changed();
     }
 }
