@@ -65,8 +65,9 @@ impl Service for Engine {
     }
 
     fn health(&self) -> EngineHealth {
-        // Of a stage on nodes, those replicas that have been there, and the first.
-        let shown = |stage: &StageHandle| !stage.is_vacant() || stage.replica() == Some(0);
+        // Of a stage on nodes, those replicas that have been there, and one where there was none.
+        let none_yet = |name| self.shared.stages.replicas(name).iter().all(|replica| replica.is_vacant());
+        let shown = |stage: &StageHandle| !stage.is_vacant() || stage.replica() == Some(0) && none_yet(stage.name());
         let known = self.shared.stages.iter().zip(&self.shared.since).filter(|(stage, _)| shown(stage));
         let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
         let admission = self.shared.admissions.status();

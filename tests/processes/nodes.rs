@@ -1,11 +1,15 @@
 //! Stages on nodes of a cluster: processes joined over loopback, with TLS both ways.
 
 use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, speech};
-use crate::support::nodes::{Authority, Cluster, Node, free_address, lines};
+use crate::support::http::Ask;
+use crate::support::nodes::{Authority, Cluster, Cut, Node, free_address, lines};
+use crate::support::omni::Omni;
+use crate::support::process::Watched;
 use omni_actors::config::{ClusterTls, Config};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, Service, SpeechRequest, StageState};
 use omni_actors::model::checkpoint::Checkpoint;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -133,6 +137,75 @@ async fn a_node_that_stops_for_a_while_is_gone_and_comes_back_as_another() {
         assert!(answer.samples == truth.samples && answer.end == truth.end);
     }
     idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_a_node_that_is_cut_off_go_on_and_what_comes_of_it_later_is_dropped() {
+    for (to_gateway, to_node) in [(false, false), (false, true), (true, false)] {
+        let case = format!("to the gateway: {to_gateway}, to the node: {to_node}");
+        let cluster = Cluster::of(&omni());
+        let truth = alone(&cluster, frames(40, 5)).await;
+        let cut = Cut::towards(cluster.address).await;
+        let _far = cluster.node_through(cut.address, "far", "silence = \"500ms\"");
+        let gateway = cluster.gateway(|config| {
+            config.stages[StageName::Vocoder as usize].window = 1;
+            config.cluster.silence = Duration::from_millis(500);
+        });
+        let gateway = gateway.await;
+        let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
+        let heard = loop {
+            if let Event::Audio(chunk) = stream.next().await.unwrap() {
+                break chunk.samples.len();
+            }
+        };
+        cut.passes(to_gateway, to_node);
+        let _near = cluster.node("near", "");
+        let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.unwrap_or_else(|_| panic!("{case}: it hangs"));
+        assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples), "{case}");
+        assert_eq!(rest.end, truth.end, "{case}");
+        // What was held up arrives now.
+        cut.passes(true, true);
+        until(&gateway, &case, |health| both_run(health, "far") && both_run(health, "near")).await;
+        for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
+            assert!(answer.samples == truth.samples && answer.end == truth.end, "{case}");
+        }
+        idle(&gateway).await;
+    }
+}
+
+#[test]
+fn a_client_of_a_gateway_that_is_killed_hears_the_rest_from_another_one() {
+    let cluster = Cluster::of(&omni());
+    let addresses = [cluster.address, free_address()];
+    let shown = lines(&cluster.authority.certify("node"));
+    // One share: the second gateway has it when the node has noticed that the first is gone.
+    let _node = Node::start(&addresses, &cluster.checkpoint, "node", &format!("{shown}\ngateways = 1"));
+    let gateway = |name: &str, listen| {
+        let shown = lines(&cluster.authority.certify(name));
+        let on_nodes = "placement = \"nodes\"";
+        let omni = Omni::new();
+        let config = omni.file(
+            "gateway.toml",
+            &format!(
+                "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {:?}\n[stages.talker]\n{on_nodes}\n\
+                 [stages.vocoder]\n{on_nodes}\n[cluster]\nlisten = \"{listen}\"\n{shown}\n",
+                cluster.checkpoint
+            ),
+        );
+        omni.args(["run", &config]).serve()
+    };
+    let first = gateway("first", addresses[0]).ready();
+    let second = gateway("second", addresses[1]);
+    let mut body = json!({"input": "one two three", "seed": 5, "max_new_tokens": 20, "ignore_eos": true,
+        "response_format": "pcm"});
+    let whole = Ask::json("/v1/audio/speech", &body).send(&first.url).body;
+    Watched::new(first.pid()).kill();
+    let second = second.ready();
+    let start = whole.len() / 4;
+    body["start_sample"] = start.into();
+    let rest = Ask::json("/v1/audio/speech", &body).send(&second.url);
+    assert_eq!(rest.status, 200, "{}", String::from_utf8_lossy(&rest.body));
+    assert!(rest.body == whole[2 * start..], "other samples");
 }
 
 #[tokio::test(flavor = "multi_thread")]

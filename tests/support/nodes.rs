@@ -16,6 +16,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
 
 /// Signs certificates.
 pub struct Authority {
@@ -94,6 +97,12 @@ impl Cluster {
         self.node_of(&self.checkpoint, name, &self.authority.certify(name), more)
     }
 
+    /// The same, joined through something else.
+    pub fn node_through(&self, address: SocketAddr, name: &str, more: &str) -> Node {
+        let lines = lines(&self.authority.certify(name));
+        Node::start(&[address], &self.checkpoint, name, &format!("{lines}\n{more}"))
+    }
+
     /// A node of this checkpoint that shows this certificate.
     pub fn node_of(&self, checkpoint: &Path, name: &str, tls: &ClusterTls, more: &str) -> Node {
         Node::start(&[self.address], checkpoint, name, &format!("{}\n{more}", lines(tls)))
@@ -103,6 +112,50 @@ impl Cluster {
 /// A certificate in `[cluster]`.
 pub fn lines(ClusterTls { ca, certificate, key }: &ClusterTls) -> String {
     format!("ca = {ca:?}\ncertificate = {certificate:?}\nkey = {key:?}")
+}
+
+/// A connection that can be held up: between a node and the gateway at an address. It runs on the test's runtime.
+pub struct Cut {
+    pub address: SocketAddr,
+    /// Whether bytes pass to the gateway, and to the node.
+    passes: [watch::Sender<bool>; 2],
+}
+
+impl Cut {
+    pub async fn towards(gateway: SocketAddr) -> Cut {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let passes = [watch::Sender::new(true), watch::Sender::new(true)];
+        let watched = passes.each_ref().map(watch::Sender::subscribe);
+        tokio::spawn(async move {
+            while let Ok((node, _)) = listener.accept().await {
+                // The gateway may not listen yet: then the node tries again.
+                let Ok(gateway) = tokio::net::TcpStream::connect(gateway).await else { continue };
+                let ((from_node, to_node), (from_gateway, to_gateway)) = (node.into_split(), gateway.into_split());
+                tokio::spawn(pass(from_node, to_gateway, watched[0].clone()));
+                tokio::spawn(pass(from_gateway, to_node, watched[1].clone()));
+            }
+        });
+        Cut { address, passes }
+    }
+
+    /// Holds up what goes to the gateway, and what goes to the node; it arrives when that passes again.
+    pub fn passes(&self, to_gateway: bool, to_node: bool) {
+        self.passes[0].send_replace(to_gateway);
+        self.passes[1].send_replace(to_node);
+    }
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut passes: watch::Receiver<bool>) {
+    let mut piece = vec![0; 1 << 16];
+    while let Ok(read @ 1..) = from.read(&mut piece).await {
+        let open = passes.wait_for(|passes| *passes).await.is_ok();
+        if !open || to.write_all(&piece[..read]).await.is_err() {
+            return;
+        }
+    }
+    // The end is held up as well.
+    let _ = passes.wait_for(|passes| *passes).await;
 }
 
 /// A node. Dropped, it is killed.

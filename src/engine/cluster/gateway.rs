@@ -77,7 +77,7 @@ impl State {
                         }
                     }
                     None => {
-                        tracing::warn!(node = id, "a node has joined that speaks another protocol, and is not used")
+                        tracing::warn!(node = id, "a node has joined that speaks another protocol, and is not used");
                     }
                 },
                 Change::Left(id) => {
