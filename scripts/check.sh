@@ -41,7 +41,7 @@ check_fmt() {
 }
 
 check_lint() {
-    cargo clippy --locked --all-targets "${what[@]}" --features webrtc -- -D warnings
+    cargo clippy --locked --all-targets "${what[@]}" --features webrtc,cluster -- -D warnings
     # Without the formats that are features: the one crate that knows them.
     cargo clippy --locked -p omni-audio --no-default-features --all-targets -- -D warnings
     # Without calls over WebRTC.
@@ -49,11 +49,11 @@ check_lint() {
 }
 
 check_docs() {
-    RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items "${what[@]}" --features webrtc
+    RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items "${what[@]}" --features webrtc,cluster
 }
 
 check_test() {
-    cargo test --locked "${what[@]}" --features webrtc
+    cargo test --locked "${what[@]}" --features webrtc,cluster
     cargo test --locked -p omni-audio --no-default-features
 }
 

@@ -59,6 +59,8 @@ pub struct StageHandle {
     name: StageName,
     /// Which replica, where the stage has several.
     replica: Option<usize>,
+    /// It runs on nodes, as far as there are any.
+    on_nodes: bool,
     current: Mutex<Current>,
     status: tokio::sync::watch::Sender<StageStatus>,
     supervisor: OnceLock<ActorCell>,
@@ -86,20 +88,26 @@ impl StageHandle {
 
     /// A replica of a stage, counted from 0, that has not started.
     pub fn replica_of(name: StageName, replica: usize) -> Arc<StageHandle> {
-        StageHandle::made(name, Some(replica), Generation(0))
+        StageHandle::made(name, Some(replica), false, Generation(0))
+    }
+
+    /// One of the replicas that a stage on nodes can have, counted from 0.
+    pub fn on_nodes(name: StageName, replica: usize) -> Arc<StageHandle> {
+        StageHandle::made(name, Some(replica), true, Generation(0))
     }
 
     /// A stage that has not started here, and whose earlier generations ran in other processes.
     pub fn after(name: StageName, generation: Generation) -> Arc<StageHandle> {
-        StageHandle::made(name, None, generation)
+        StageHandle::made(name, None, false, generation)
     }
 
-    fn made(name: StageName, replica: Option<usize>, generation: Generation) -> Arc<StageHandle> {
+    fn made(name: StageName, replica: Option<usize>, on_nodes: bool, generation: Generation) -> Arc<StageHandle> {
         let status = StageStatus { state: StageState::Starting, generation, restarts: 0, last_reason: None };
         let (status, _) = tokio::sync::watch::channel(status);
         Arc::new(StageHandle {
             name,
             replica,
+            on_nodes,
             current: Mutex::new(Current::Down),
             status,
             supervisor: OnceLock::new(),
@@ -116,6 +124,16 @@ impl StageHandle {
     /// Which replica of the stage, where it has several.
     pub fn replica(&self) -> Option<usize> {
         self.replica
+    }
+
+    /// Whether it comes and goes with the nodes that have joined.
+    pub fn is_on_nodes(&self) -> bool {
+        self.on_nodes
+    }
+
+    /// Whether no node has run it yet.
+    pub fn is_vacant(&self) -> bool {
+        self.on_nodes && self.status.borrow().generation == Generation(0)
     }
 
     /// The replica of the stage; the first where there is one.
@@ -158,12 +176,17 @@ impl StageHandle {
 
     /// The process of the stage, where it has one of its own.
     pub fn pid(&self) -> Option<u32> {
-        self.remote().map(|remote| remote.pid)
+        self.remote()?.pid
     }
 
-    /// The metrics of that process, in Prometheus' text format.
+    /// The node that runs it, where one does.
+    pub fn node(&self) -> Option<String> {
+        self.remote()?.node.clone()
+    }
+
+    /// The metrics of its process, in Prometheus' text format. A node tells its own.
     pub async fn process_metrics(&self) -> Option<String> {
-        self.remote()?.metrics().await
+        self.remote().filter(|remote| remote.pid.is_some())?.metrics().await
     }
 
     /// Ends the stage. Resolves when its device state is gone.

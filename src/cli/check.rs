@@ -180,6 +180,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
         let placement = match stage.placement {
             Placement::Auto | Placement::Thread => "",
             Placement::Process => "a process of its own, ",
+            Placement::Nodes => "on nodes that join, at most ",
         };
         let replicas = replicas(config, *name, device.kind);
         lines.push(format!(
@@ -198,6 +199,9 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
 
 /// How many replicas of a stage there are, and where.
 fn replicas(config: &Config, stage: StageName, device: DeviceKind) -> String {
+    if config.stage(stage).placement == Placement::Nodes {
+        return format!("{}, ", config.cluster.max_nodes);
+    }
     match (&config.stage(stage).replicas, device) {
         (Replicas::Auto, DeviceKind::Cuda) => "a replica on each GPU, ".to_owned(),
         (Replicas::On(gpus), DeviceKind::Cuda) => {

@@ -1,4 +1,4 @@
-//! The command line: `run`, `say`, `check` and the hidden `stage`, `decode` and `confine`, one file each, and `main`, which parses
+//! The command line: `run`, `node`, `say`, `check` and the hidden `stage`, `decode` and `confine`, one file each, and `main`, which parses
 //! the arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit
 //! codes, signals) lies in `omni-tools` too.
 
@@ -11,6 +11,7 @@ mod decode;
 mod give_up;
 mod limits;
 mod manager;
+mod node;
 mod reload;
 mod run;
 mod say;
@@ -47,6 +48,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     Run(run::RunArgs),
+    Node(node::NodeArgs),
     Say(say::SayArgs),
     Check(check::CheckArgs),
     Verify(verify::command::VerifyArgs),
@@ -76,6 +78,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Decode(args) => decode::execute(&args),
         Command::Confine(args) => return confine::execute(args),
         Command::Run(args) => on_runtime(Box::pin(run::execute(args, embedded))),
+        Command::Node(args) => on_runtime(Box::pin(node::execute(args, embedded))),
         Command::Say(args) => on_runtime(Box::pin(say::execute(args, embedded))),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
         Command::Chaos(args) => on_runtime(chaos::execute(args, embedded)),

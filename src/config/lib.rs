@@ -10,6 +10,7 @@
 mod access;
 mod aliases;
 mod changed;
+mod cluster;
 mod device;
 mod document;
 mod error;
@@ -28,6 +29,7 @@ mod wyoming;
 pub use access::{AccessConfig, TlsConfig};
 pub use aliases::AliasesConfig;
 pub use changed::changed;
+pub use cluster::{ClusterConfig, ClusterTls};
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
@@ -76,6 +78,8 @@ pub struct Config {
     pub stages: [StageConfig; StageName::ALL.len()],
     /// How payloads travel between stages.
     pub transfer: TransferConfig,
+    /// Stages on other hosts.
+    pub cluster: ClusterConfig,
     /// When a stage is given up.
     pub supervision: SupervisionConfig,
     /// Logs.

@@ -7,7 +7,7 @@ use super::document::Document;
 use super::error::{ConfigError, Problem};
 use super::reader::Reader;
 use super::resolve::{config, model, or_problems, size};
-use super::{Config, VoicesDirectory};
+use super::{Config, Placement, VoicesDirectory};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
@@ -100,6 +100,9 @@ pub(super) fn parse(mut document: Document, base: &Path) -> Result<Config, Confi
             problems.complain(&section, "needs `name`, under which requests ask for it");
         } else if !is_plain(&config.model.name) {
             problems.complain(&format!("{section}.name"), "must be 1 to 64 letters, digits, dots, - or _");
+        }
+        if count > 1 && config.stages.iter().any(|stage| stage.placement == Placement::Nodes) {
+            problems.complain(&section, "has a stage on nodes, which only a server of one model can have");
         }
         let mut entry = ModelEntry {
             load: own.load,

@@ -1,6 +1,6 @@
 //! How many of a stage there are, and on which GPU each computes.
 
-use super::{Config, DeviceKind};
+use super::{Config, DeviceKind, Placement};
 use omni_core::ids::StageName;
 use std::collections::BTreeSet;
 
@@ -39,8 +39,12 @@ impl Replicas {
 }
 
 impl Config {
-    /// How many replicas a stage has. [`Replicas::Auto`] counts one until [`settle_replicas`](Config::settle_replicas).
+    /// How many replicas a stage has; on nodes, how many it can have. [`Replicas::Auto`] counts one until
+    /// [`settle_replicas`](Config::settle_replicas).
     pub fn replicas(&self, stage: StageName) -> usize {
+        if self.stage(stage).placement == Placement::Nodes {
+            return self.cluster.max_nodes;
+        }
         match &self.stage(stage).replicas {
             Replicas::Count(count) => *count,
             Replicas::On(gpus) => gpus.len(),
@@ -57,8 +61,11 @@ impl Config {
         }
     }
 
-    /// The GPUs of all replicas of a stage.
+    /// The GPUs of all replicas of a stage; none of this machine where it is on nodes.
     pub fn gpus(&self, stage: StageName) -> BTreeSet<usize> {
+        if self.stage(stage).placement == Placement::Nodes {
+            return BTreeSet::new();
+        }
         (0..self.replicas(stage)).map(|number| self.gpu(stage, number)).collect()
     }
 

@@ -2,6 +2,7 @@
 
 use super::access::access;
 use super::aliases::aliases;
+use super::cluster::{self, cluster};
 use super::document::Document;
 use super::error::{ConfigError, Problem};
 use super::faults::{fault, faults};
@@ -224,6 +225,8 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         r.complain("stages.talker.buckets", format!("must end with at least stages.talker.max_batch, {sequences}"));
     }
     let transfer = transfer(r);
+    let cluster = cluster(r, base);
+    cluster::check(r, &cluster, &stages);
     let supervision = SupervisionConfig {
         backoff: r.duration("supervision.backoff", ms(20), ms(1)..=secs(60)),
         max_backoff: r.duration("supervision.max_backoff", secs(2), ms(1)..=secs(600)),
@@ -273,6 +276,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         media,
         stages,
         transfer,
+        cluster,
         supervision,
         telemetry,
         drill,

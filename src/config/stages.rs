@@ -96,6 +96,8 @@ pub enum Placement {
     Thread,
     /// In a process of its own.
     Process,
+    /// On the nodes of `[cluster]`.
+    Nodes,
 }
 
 impl Placement {
@@ -105,7 +107,13 @@ impl Placement {
             Placement::Auto => "auto",
             Placement::Thread => "thread",
             Placement::Process => "process",
+            Placement::Nodes => "nodes",
         }
+    }
+
+    /// Whether the stage is in another process than the engine.
+    pub fn is_apart(self) -> bool {
+        matches!(self, Placement::Process | Placement::Nodes)
     }
 }
 
@@ -124,7 +132,8 @@ pub(super) fn transfer(r: &mut Reader) -> TransferConfig {
 
 pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
-    let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
+    let placements = [Placement::Auto, Placement::Thread, Placement::Process, Placement::Nodes];
+    let placements = placements.map(|placement| (placement.as_str(), placement));
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
     let replicas = replicas(r, &key("replicas"));
     let device_index = r.auto_int(&key("device_index"), 0..=LAST_GPU);

@@ -11,6 +11,7 @@ pub mod crossfade;
 pub mod deadline;
 pub mod ids;
 pub mod ledger;
+pub mod nodes;
 pub mod patience;
 pub mod playback;
 pub mod quota;

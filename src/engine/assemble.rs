@@ -2,6 +2,7 @@
 
 use super::admission::{Admissions, TICK};
 use super::aligning;
+use super::cluster;
 use super::decode::Decoders;
 use super::device::{DeviceChoice, gpus};
 use super::encoded::{MediaCache, MediaMemory};
@@ -11,7 +12,7 @@ use super::media::{self, Preparer};
 use super::placement;
 use super::plan::{Common, FamilyPlanner, MediaPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
 use super::process;
-use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
+use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, restart_limits, window};
 use super::stages::Stages;
 use super::status_history::Follower;
 use super::voices::{self, Voices};
@@ -26,9 +27,9 @@ use omni_model::checkpoint::Checkpoint;
 use omni_model::encoder::Grain;
 use omni_model::frontend::AudioLimits;
 use omni_model::hf::{AudioTowerConfig, Family, MediaConfig, SAMPLE_RATE, Variant};
-use omni_stage::process::IntoStage;
+use omni_stage::process::{IntoStage, NodeSetup};
 use omni_stage::{self as actors, AckSink, StageHandle, StageReports};
-use omni_telemetry::RequestMetrics;
+use omni_telemetry::{RequestMetrics, SupervisionMetrics};
 use omni_transfer::link::edge::{self, EdgeOptions, LostSink};
 use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
@@ -48,7 +49,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
     let names = checkpoint.stages();
     let config = &placement::settle(config, names, kind);
-    let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
+    let apart = |stage: &StageName| config.stage(*stage).placement.is_apart();
     let here: Vec<StageName> = names.iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here, kept)?;
     let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
@@ -61,7 +62,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     }
     let aligner = aligning::finder(checkpoint, config, &maker.faults).await?;
     let info = model_info(checkpoint, config)?;
-    let stages = Stages::new(names, |stage| config.replicas(stage));
+    let stages = Stages::new(names, config);
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
     // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
@@ -82,6 +83,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let ledger = Arc::new(Ledger::new(core, stages.clone(), groups, maker.unit, metrics.clone(), faults));
     ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
+    let nodes = cluster::nodes(checkpoint, config, names).await?;
     for (handle, inbound) in stages.iter().zip(inbound) {
         let outbound = edges_from(handle.name(), &ledger);
         let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), stage: handle.name() });
@@ -94,8 +96,25 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
                 actors::start(maker.stage(handle.place(), handle.replica().is_some(), wiring), Arc::clone(handle)).await
             }
             None => {
-                let setup = process::setup(handle, checkpoint, config, &maker, outbound, acks, reports)?;
-                actors::process::start(setup, Arc::clone(handle)).await
+                let ends = process::ends(handle.name(), config, &maker, outbound, acks, reports);
+                match &nodes {
+                    Some(nodes) if handle.is_on_nodes() => {
+                        let setup = NodeSetup {
+                            place: handle.place(),
+                            nodes: Arc::clone(nodes),
+                            restart: restart_limits(config),
+                            watchdog: config.supervision.watchdog,
+                            metrics: SupervisionMetrics::new(handle.name(), handle.replica()),
+                            zero_copy: config.transfer.zero_copy,
+                            ends,
+                        };
+                        actors::process::start_on_nodes(setup, Arc::clone(handle)).await
+                    }
+                    _ => {
+                        let setup = process::setup(handle, checkpoint, config, ends)?;
+                        actors::process::start(setup, Arc::clone(handle)).await
+                    }
+                }
             }
         };
         started.map_err(|error| StartError::Stage(handle.name(), error.to_string()))?;
@@ -125,6 +144,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         info,
         planner,
         stages,
+        nodes,
         ticker: tokio::spawn(tick(Arc::downgrade(&ledger), admissions.clone())),
         ledger,
         admissions,
@@ -202,7 +222,7 @@ fn media_planner(checkpoint: &Checkpoint, config: &Config, device: DeviceKind) -
     };
     let cache = MediaCache::new(config.media.max_cached_embeddings);
     // A large piece fits no frame between processes.
-    let apart = config.stage(StageName::Encoder).placement == Placement::Process;
+    let apart = config.stage(StageName::Encoder).placement.is_apart();
     let framed = apart || passes_frames(config, StageName::Encoder, StageName::Thinker);
     let grain = if device == DeviceKind::Cuda && !framed { Grain::Coarse } else { Grain::Fine };
     MediaPlanner::new(front_ends, cache, MediaMemory::new(config.media.max_embeddings as u64), grain)
@@ -301,7 +321,7 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
 
 /// Whether the edge between two stages carries frames. An edge of handles loses nothing.
 fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
-    config.stage(to).placement == Placement::Process || transport(&config.transfer, from) != TransportKind::Inproc
+    config.stage(to).placement.is_apart() || transport(&config.transfer, from) != TransportKind::Inproc
 }
 
 /// Which faults this engine can inject.
@@ -331,7 +351,7 @@ impl Edges<'_> {
         stage: &Arc<StageHandle>,
         before: Option<StageName>,
     ) -> Result<(Sender, Option<Receiver>), StartError> {
-        if self.config.stage(stage.name()).placement == Placement::Process {
+        if self.config.stage(stage.name()).placement.is_apart() {
             return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
         }
         let (sender, receiver) = match before {
@@ -366,7 +386,7 @@ impl Edges<'_> {
 /// Whether the next stage can use the buffers that a stage leaves on a device: same device, same process, and a
 /// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
-    let here = |stage: StageName| config.stage(stage).placement != Placement::Process;
+    let here = |stage: StageName| !config.stage(stage).placement.is_apart();
     device == DeviceKind::Cuda
         && config.transfer.device_handover
         && here(StageName::Thinker)

@@ -3,6 +3,7 @@
 use super::status_history::StatusHistory;
 use omni_core::admission::AdmissionStatus;
 use omni_core::ids::StageName;
+use omni_core::nodes::NodeStatus;
 use omni_stage::{StageHandle, StageState};
 use serde::Serialize;
 
@@ -19,6 +20,9 @@ pub struct EngineHealth {
     pub admission: AdmissionStatus,
     /// Upstream first.
     pub stages: Vec<StageHealth>,
+    /// The nodes that have joined.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeStatus>,
     /// The aligner of the config, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aligner: Option<AlignerHealth>,
@@ -73,6 +77,9 @@ pub struct StageHealth {
     /// Its process, where it has one of its own and that runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// The node that runs it, where one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// Whether each stage has a replica that serves.
@@ -94,5 +101,6 @@ pub(crate) fn stage_health(stage: &StageHandle, since: StatusHistory) -> StageHe
         last_recovery_s: since.recovery.map(|recovery| (recovery.as_secs_f64() * 1000.0).round() / 1000.0),
         sequences: stage.load().sequences,
         pid: stage.pid(),
+        node: stage.node(),
     }
 }

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `api`, `refusal`, `health` | requests, events, errors, states: all that server and commands know of the engine |
 //! | `service` | the engine as they call it |
+//! | `cluster` | stages on other hosts: the gateway's side and the node's |
 //! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
 //! | `models` | several models in one process, loaded and unloaded |
 //! | `setup` | what a stage is made of, in a thread or in a process |
@@ -40,6 +41,7 @@ pub mod api;
 mod assemble;
 mod caught;
 mod client;
+pub mod cluster;
 pub mod decode;
 pub mod device;
 mod encoded;
@@ -95,6 +97,7 @@ use omni_media::Medium;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::StageStatus;
+use omni_stage::process::Nodes;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
 use omni_transfer::lease::LeaseBook;
@@ -146,6 +149,8 @@ struct Shared {
     info: ModelInfo,
     planner: Planner,
     stages: Stages,
+    /// Where stages on nodes come from.
+    nodes: Option<Arc<dyn Nodes>>,
     ledger: Arc<Ledger>,
     admissions: Admissions,
     /// One per stage.
@@ -285,9 +290,16 @@ impl Engine {
         })
     }
 
-    /// Waits until every stage is as wanted; an error if one has failed for good.
+    /// Waits until every stage is as wanted, on nodes one replica of it; an error if one has failed for good.
     async fn all_stages(&self, wanted: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
-        for replica in self.shared.stages.iter() {
+        for on_nodes in self.shared.stages.each().filter(|replicas| replicas[0].is_on_nodes()) {
+            let any = on_nodes.iter().map(|replica| {
+                let (mut status, wanted) = (replica.status(), &wanted);
+                Box::pin(async move { status.wait_for(wanted).await.is_ok() })
+            });
+            futures::future::select_all(any).await;
+        }
+        for replica in self.shared.stages.iter().filter(|replica| !replica.is_on_nodes()) {
             let mut status = replica.status();
             let settled = status.wait_for(&wanted).await;
             if let Ok(status) = settled

@@ -9,6 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use omni_config::LimitsConfig;
 use omni_fault::FaultPlan;
+use omni_stage::StageHandle;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry, RequestKind};
 use std::panic::AssertUnwindSafe;
@@ -64,13 +65,17 @@ impl Service for Engine {
     }
 
     fn health(&self) -> EngineHealth {
-        let known = self.shared.stages.iter().zip(&self.shared.since);
+        // Of a stage on nodes, those replicas that have been there, and one where there was none.
+        let none_yet = |name| self.shared.stages.replicas(name).iter().all(|replica| replica.is_vacant());
+        let shown = |stage: &StageHandle| !stage.is_vacant() || stage.replica() == Some(0) && none_yet(stage.name());
+        let known = self.shared.stages.iter().zip(&self.shared.since).filter(|(stage, _)| shown(stage));
         let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
         let admission = self.shared.admissions.status();
         let draining = self.shared.draining.load(Ordering::Relaxed);
         let aligner = self.shared.aligner.as_ref().and_then(WordFinder::health);
         let ready = !draining && is_running(&stages);
-        EngineHealth { ready, draining, requests: admission.held, admission, stages, aligner }
+        let nodes = self.shared.nodes.as_ref().map(|nodes| nodes.list()).unwrap_or_default();
+        EngineHealth { ready, draining, requests: admission.held, admission, stages, nodes, aligner }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {

@@ -87,6 +87,11 @@ impl<'a> StageMaker<'a> {
         })
     }
 
+    /// What the stages are configured by.
+    pub fn config(&self) -> &Config {
+        self.config
+    }
+
     fn factory(&self, stage: StageName, gpu: usize) -> Arc<dyn StageFactory> {
         let place = (stage, if self.device.kind == DeviceKind::Cuda { gpu } else { 0 });
         let mut made = self.factories.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,6 @@
 //! The stages of one pipeline, and the replicas of each.
 
+use omni_config::{Config, Placement};
 use omni_core::ids::StageName;
 use omni_stage::StageHandle;
 use std::sync::Arc;
@@ -9,11 +10,18 @@ use std::sync::Arc;
 pub(super) struct Stages(Arc<[Arc<StageHandle>]>);
 
 impl Stages {
-    /// So many replicas of each.
-    pub fn new(names: &[StageName], replicas: impl Fn(StageName) -> usize) -> Stages {
+    /// One of each.
+    pub fn single(names: &[StageName]) -> Stages {
+        Stages(names.iter().map(|name| StageHandle::new(*name)).collect())
+    }
+
+    /// As many replicas of each as a config says.
+    pub fn new(names: &[StageName], config: &Config) -> Stages {
         let handles = names.iter().flat_map(|name| {
-            let several = replicas(*name).max(1);
+            let several = config.replicas(*name).max(1);
+            let on_nodes = config.stage(*name).placement == Placement::Nodes;
             (0..several).map(move |number| match several {
+                _ if on_nodes => StageHandle::on_nodes(*name, number),
                 1 => StageHandle::new(*name),
                 _ => StageHandle::replica_of(*name, number),
             })

@@ -64,6 +64,7 @@ impl Service for HalfSecond {
             requests: 0,
             admission: AdmissionStatus::default(),
             stages: Vec::new(),
+            nodes: Vec::new(),
             aligner: None,
         }
     }

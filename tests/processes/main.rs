@@ -10,6 +10,8 @@ mod give_up;
 mod kept;
 mod logs;
 mod managed;
+#[cfg(feature = "cluster")]
+mod nodes;
 mod scarcity;
 mod signals;
 mod stages;

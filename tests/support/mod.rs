@@ -7,6 +7,8 @@ pub mod golden;
 pub mod http;
 pub mod listeners;
 pub mod media;
+#[cfg(feature = "cluster")]
+pub mod nodes;
 pub mod omni;
 #[cfg(feature = "webrtc")]
 pub mod phone;

@@ -1,42 +1,62 @@
-//! What the tasks beside a ProcessSupervisor do for one child: speak to it, pass on what it says, tell it of traces and
+//! What the tasks beside a supervisor do for one child or node: speak to it, pass on what it says, tell it of traces and
 //! faults. They end with its link, or are aborted.
 
 use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
-use super::supervisor::ProcessSetup;
 use crate::in_hand::InHand;
+use crate::{AckSink, StageReports};
 use omni_core::ids::StageName;
 use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received};
-use omni_transfer::payload::Payload;
-use omni_transfer::transport::Delivery;
+use omni_transfer::payload::{Kind, Payload};
+use omni_transfer::transport::{Delivery, PayloadSender};
 use std::sync::Arc;
 use tokio::sync::watch;
 
+/// What the links to a stage elsewhere lead to on this side.
+pub struct Ends {
+    /// Which stage.
+    pub stage: StageName,
+    /// Most payloads on their way to it.
+    pub capacity: usize,
+    /// Where its output goes.
+    pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
+    /// Told when input was taken over.
+    pub acks: Arc<dyn AckSink>,
+    /// Told what becomes of requests.
+    pub reports: Arc<dyn StageReports>,
+    /// What breaks on purpose. The other side counts.
+    pub faults: FaultPlan,
+    /// The engine's, which takes what the other side has recorded.
+    pub recorder: Recorder,
+}
+
+/// Sends the setup, where the other side needs one, and then what waits, to the end of the link.
 pub(super) async fn speak_to(
-    setup: Setup,
+    setup: Option<Setup>,
     queue: Queue<ToStage>,
     to: &mut FrameWriter,
-    parent: &ProcessSetup,
-    name: StageName,
+    ends: &Ends,
 ) -> Result<(), LinkError> {
-    let mut hello = Vec::new();
-    link::append(&setup, &mut hello)?;
-    to.send(&hello).await?;
-    queue.send_all(to, |request, reason| parent.reports.sequence_failed(request, name, reason)).await
+    if let Some(setup) = setup {
+        let mut hello = Vec::new();
+        link::append(&setup, &mut hello)?;
+        to.send(&hello).await?;
+    }
+    queue.send_all(to, |request, reason| ends.reports.sequence_failed(request, ends.stage, reason)).await
 }
 
 /// Passes on what a child says, in its order, until the link ends.
 pub(super) async fn listen_to(
     mut from: FrameReader,
-    parent: &ProcessSetup,
+    parent: &Ends,
     remote: &RemoteStage,
     in_hand: &InHand,
     supervisor: impl Fn(FromStage),
 ) -> Result<std::convert::Infallible, LinkError> {
-    let name = parent.setup.stage;
+    let name = parent.stage;
     loop {
         match link::receive::<FromStage>(&mut from).await? {
             Received::Delivery(Delivery::Payload(payload)) => {
@@ -104,10 +124,37 @@ pub(super) async fn tell_what_breaks(faults: FaultPlan, mut changes: watch::Rece
     }
 }
 
-fn deliver(payload: Payload, parent: &ProcessSetup, name: StageName) {
+fn deliver(payload: Payload, parent: &Ends, name: StageName) {
     let (request, kind) = (payload.header.request, payload.header.kind);
     let Some((_, edge)) = parent.outbound.iter().find(|(carried, _)| *carried == kind) else { return };
     if let Err(error) = edge.put(payload) {
         parent.reports.sequence_failed(request, name, error.to_string());
+    }
+}
+
+/// What the task that listens holds. One that panics has met a payload that the ledger cannot take: what it listens to is
+/// replaced, and its requests go on.
+pub(super) struct Ear<D: Fn()> {
+    deaf: D,
+    left: bool,
+}
+
+impl<D: Fn()> Ear<D> {
+    /// `deaf` is called if the task ends without [`Ear::leaves`].
+    pub(super) fn new(deaf: D) -> Ear<D> {
+        Ear { deaf, left: false }
+    }
+
+    pub(super) fn leaves(&mut self) {
+        self.left = true;
+    }
+}
+
+impl<D: Fn()> Drop for Ear<D> {
+    fn drop(&mut self) {
+        // A task that is aborted belongs to a link that is closed, whose messages have an old number.
+        if !self.left {
+            (self.deaf)();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A stage in a process of its own, seen from both sides.
+//! A stage in a process of its own, or on a node of a cluster, seen from both sides.
 //!
 //! ```text
 //!  parent                                             child: the same binary, `omni-actors stage`
@@ -14,11 +14,14 @@
 
 mod conversation;
 pub mod message;
+mod nodes;
 mod remote;
 mod scarcity;
 mod spawn;
 mod supervisor;
 
+pub use conversation::Ends;
+pub use nodes::{NodeLink, NodeSeat, NodeSetup, Nodes, start_on_nodes};
 pub use remote::IntoStage;
 pub(super) use remote::RemoteStage;
 pub use supervisor::{ProcessSetup, start};

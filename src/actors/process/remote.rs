@@ -1,4 +1,4 @@
-//! The parent's view of a stage that runs in a child: what its [`StageHandle`] holds instead of actors.
+//! The view of a stage that runs in a child or on a node: what its [`StageHandle`] holds instead of actors.
 
 use super::message::{Pulse, ToStage};
 use crate::{Admission, StageHandle, StageLoad};
@@ -16,12 +16,14 @@ use tokio::sync::oneshot;
 /// A child says something once it has read the configs of its checkpoint, which may lie on a slow disk.
 const FIRST_WORD: Duration = Duration::from_secs(60);
 
-/// One child, for as long as its link lives. Everything but admissions is passed on whatever the state of the stage: an
+/// One child or node, for as long as its link lives. Everything but admissions is passed on whatever the state of the stage: an
 /// admission may have reached the stage just before it went down, and then the abort that follows must reach it as
 /// well.
 pub struct RemoteStage {
     /// Of the child.
-    pub pid: u32,
+    pub pid: Option<u32>,
+    /// What people call the node.
+    pub node: Option<String>,
     out: Outbox<ToStage>,
     open: AtomicBool,
     admitted: AtomicU64,
@@ -33,8 +35,17 @@ pub struct RemoteStage {
 
 impl RemoteStage {
     pub(super) fn new(pid: u32, out: Outbox<ToStage>) -> Arc<RemoteStage> {
+        RemoteStage::at((Some(pid), None), out)
+    }
+
+    pub(super) fn on_node(node: String, out: Outbox<ToStage>) -> Arc<RemoteStage> {
+        RemoteStage::at((None, Some(node)), out)
+    }
+
+    fn at((pid, node): (Option<u32>, Option<String>), out: Outbox<ToStage>) -> Arc<RemoteStage> {
         Arc::new(RemoteStage {
             pid,
+            node,
             out,
             open: AtomicBool::new(false),
             admitted: AtomicU64::new(0),

@@ -4,7 +4,7 @@
 //! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::supervisor) there; a
 //! child that this does not mend, or that dies, is replaced here. One policy counts both.
 
-use super::conversation::{listen_to, speak_to, tell_what_breaks, tell_who_listens};
+use super::conversation::{Ear, Ends, listen_to, speak_to, tell_what_breaks, tell_who_listens};
 use super::message::{FromStage, Setup};
 use super::remote::RemoteStage;
 use super::scarcity;
@@ -12,17 +12,13 @@ use super::spawn::Process;
 use crate::in_hand::InHand;
 use crate::waits::Waits;
 use crate::watchdog::{Limit, Watchdog};
-use crate::{AckSink, InHands, StageFailure, StageHandle, StageReports, StageState};
+use crate::{InHands, StageFailure, StageHandle, StageState};
 use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
-use omni_fault::FaultPlan;
-use omni_telemetry::trace::Recorder;
 use omni_telemetry::{LinkMetrics, SupervisionMetrics};
 use omni_transfer::link::{FrameReader, FrameWriter, LinkError, outbox};
-use omni_transfer::payload::Kind;
 use omni_transfer::shm::ring;
-use omni_transfer::transport::PayloadSender;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::io;
 use std::path::PathBuf;
@@ -51,20 +47,10 @@ pub struct ProcessSetup {
     pub restart: RestartLimits,
     /// A child that says nothing for longer than this, and could have run, counts as hung.
     pub watchdog: Duration,
-    /// What breaks on purpose. The children count.
-    pub faults: FaultPlan,
     /// Where starts are counted.
     pub metrics: SupervisionMetrics,
-    /// The engine's, which takes what the child has recorded.
-    pub recorder: Recorder,
-    /// Most payloads on their way to the child.
-    pub capacity: usize,
-    /// Where the stage's output goes.
-    pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
-    /// Told when input was taken over.
-    pub acks: Arc<dyn AckSink>,
-    /// Told what becomes of requests.
-    pub reports: Arc<dyn StageReports>,
+    /// What the link leads to.
+    pub ends: Ends,
 }
 
 /// Starts a stage in a process. Its state shows in `handle`.
@@ -288,17 +274,17 @@ impl SupervisorState {
         let (sent, received) = LinkMetrics::pair(self.handle.name());
         let mut speak = FrameWriter::new(down, Some(sent)).announcing();
         let listen = FrameReader::new(up, Some(received), transfer.zero_copy);
-        let (out, queue) = outbox(self.setup.capacity);
+        let (out, queue) = outbox(self.setup.ends.capacity);
         let remote = RemoteStage::new(process.pid, out);
         // First the changes are watched, then the plan is looked at: none is missed.
-        let changes = self.setup.faults.changes();
-        let faults = self.setup.faults.state();
+        let changes = self.setup.ends.faults.changes();
+        let faults = self.setup.ends.faults.state();
         let mut setup = Setup { generation: before, faults, parent: std::process::id(), ..self.setup.setup.clone() };
         setup.config.supervision.watchdog = self.inside.now();
         let speaking = {
             let (parent, name) = (Arc::clone(&self.setup), self.handle.name());
             tokio::spawn(async move {
-                if let Err(error) = speak_to(setup, queue, &mut speak, &parent, name).await {
+                if let Err(error) = speak_to(Some(setup), queue, &mut speak, &parent.ends).await {
                     // The other half of the link tells that it is gone.
                     tracing::debug!(stage = %name, %error, "the link to the stage's process ended");
                 }
@@ -306,18 +292,22 @@ impl SupervisorState {
         };
         let listening = {
             let (parent, remote, in_hand) = (Arc::clone(&self.setup), Arc::clone(&remote), Arc::clone(&in_hand));
-            let mut ear = Ear { myself: myself.clone(), number, left: false };
+            let myself = myself.clone();
+            let mut ear = Ear::new({
+                let myself = myself.clone();
+                move || _ = myself.cast(Message::Deaf(number))
+            });
             tokio::spawn(async move {
-                let Err(error) = listen_to(listen, &parent, &remote, &in_hand, |word| {
-                    let _ = ear.myself.cast(Message::Heard(number, word));
+                let Err(error) = listen_to(listen, &parent.ends, &remote, &in_hand, |word| {
+                    let _ = myself.cast(Message::Heard(number, word));
                 })
                 .await;
-                ear.left = true;
-                let _ = ear.myself.cast(Message::Gone(number, error));
+                ear.leaves();
+                let _ = myself.cast(Message::Gone(number, error));
             })
         };
-        let tracing = tokio::spawn(tell_who_listens(self.setup.recorder.clone(), Arc::clone(&remote)));
-        let drilling = tokio::spawn(tell_what_breaks(self.setup.faults.clone(), changes, Arc::clone(&remote)));
+        let tracing = tokio::spawn(tell_who_listens(self.setup.ends.recorder.clone(), Arc::clone(&remote)));
+        let drilling = tokio::spawn(tell_what_breaks(self.setup.ends.faults.clone(), changes, Arc::clone(&remote)));
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
@@ -378,7 +368,7 @@ impl SupervisorState {
         if self.up < generation {
             self.up = generation;
             running.remote.made_nothing_yet();
-            self.setup.reports.stage_up(self.handle.name());
+            self.setup.ends.reports.stage_up(self.handle.name());
         }
     }
 
@@ -388,7 +378,7 @@ impl SupervisorState {
         if let Some(running) = &self.current {
             running.remote.set_open(false);
         }
-        let attribution = self.setup.reports.stage_down(self.handle.name(), &failure);
+        let attribution = self.setup.ends.reports.stage_down(self.handle.name(), &failure);
         let reason = failure.reason;
         let verdict = self.policy.failed(self.born.elapsed(), &attribution);
         self.down = (generation, Some(verdict));
@@ -398,7 +388,7 @@ impl SupervisorState {
             status.last_reason = Some(reason.clone());
         });
         if verdict == Verdict::GiveUp {
-            self.setup.reports.stage_given_up(self.handle.name(), &reason);
+            self.setup.ends.reports.stage_given_up(self.handle.name(), &reason);
         }
         // What is lost is told to those who act on it before it is told to people.
         tracing::error!(stage = %self.handle.name(), replica = self.handle.replica(), reason, ?verdict, "stage failed");
@@ -435,22 +425,5 @@ impl SupervisorState {
         running.drilling.abort();
         let how = running.process.kill().await;
         tracing::info!(stage = %self.handle.name(), replica = self.handle.replica(), pid = running.process.pid, how, "stage process gone");
-    }
-}
-
-/// The task that listens to a child. One that panics has met a payload that the ledger cannot take: the child is
-/// replaced, and its requests go on.
-struct Ear {
-    myself: ActorRef<Message>,
-    number: u64,
-    left: bool,
-}
-
-impl Drop for Ear {
-    fn drop(&mut self) {
-        // A task that is aborted belongs to a child that is gone, whose messages have an old number.
-        if !self.left {
-            let _ = self.myself.cast(Message::Deaf(self.number));
-        }
     }
 }

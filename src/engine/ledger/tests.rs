@@ -19,8 +19,7 @@ fn answered() -> (Arc<Ledger>, ResponseStream) {
     let limits =
         LedgerLimits { request_timeout: Duration::from_secs(60), stalled_client_timeout: Duration::from_secs(10) };
     let metrics = RequestMetrics::new(Recorder::default());
-    let ledger =
-        Ledger::new(limits, Stages::new(&StageName::OF_TEXT, |_| 1), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
+    let ledger = Ledger::new(limits, Stages::single(&StageName::OF_TEXT), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
     let ledger = Arc::new(ledger);
     StageName::OF_TEXT.into_iter().for_each(|stage| reports(&ledger, stage).stage_up(stage));
     let plan = RequestPlan {

@@ -88,7 +88,15 @@ impl Service for ServedModel {
         let ready = matches!(self.group.state(self.index), LoadState::Unloaded | LoadState::Unloading);
         let admission = AdmissionStatus::default();
         let draining = self.group.lock().is_closed();
-        EngineHealth { ready: ready && !draining, draining, requests: 0, admission, stages: Vec::new(), aligner: None }
+        EngineHealth {
+            ready: ready && !draining,
+            draining,
+            requests: 0,
+            admission,
+            stages: Vec::new(),
+            nodes: Vec::new(),
+            aligner: None,
+        }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {

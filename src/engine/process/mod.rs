@@ -1,6 +1,7 @@
 //! Stages in processes of their own: what a parent sends its child first, and the child itself (`child`).
 
 mod child;
+pub(super) mod seat;
 
 pub use child::{ChildError, serve};
 pub use omni_transfer::shm::inherited;
@@ -11,8 +12,8 @@ use omni_config::Config;
 use omni_core::ids::{Generation, StageName};
 use omni_fault::PlanState;
 use omni_model::checkpoint::Checkpoint;
-use omni_stage::process::ProcessSetup;
 use omni_stage::process::message::Setup;
+use omni_stage::process::{Ends, ProcessSetup};
 use omni_stage::{AckSink, StageHandle, StageReports};
 use omni_telemetry::SupervisionMetrics;
 use omni_transfer::payload::Kind;
@@ -39,10 +40,7 @@ pub(super) fn setup(
     handle: &StageHandle,
     checkpoint: &Checkpoint,
     config: &Config,
-    maker: &StageMaker,
-    outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
-    acks: Arc<dyn AckSink>,
-    reports: Arc<dyn StageReports>,
+    ends: Ends,
 ) -> Result<ProcessSetup, StartError> {
     let Some(binary) = BINARY.get() else {
         let reason = "\"process\" needs the omni-actors program; a program that links the library tells where it is with \
@@ -62,13 +60,22 @@ pub(super) fn setup(
         },
         restart: restart_limits(config),
         watchdog: config.supervision.watchdog,
-        faults: maker.faults.clone(),
         metrics: SupervisionMetrics::new(handle.name(), handle.replica()),
-        recorder: maker.recorder.clone(),
-        // The text of a client, the window of the stage before: whichever is more.
-        capacity: StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default(),
-        outbound,
-        acks,
-        reports,
+        ends,
     })
+}
+
+/// What the links to a stage elsewhere lead to.
+pub(super) fn ends(
+    stage: StageName,
+    config: &Config,
+    maker: &StageMaker,
+    outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
+    acks: Arc<dyn AckSink>,
+    reports: Arc<dyn StageReports>,
+) -> Ends {
+    // The text of a client, the window of the stage before: whichever is more.
+    let capacity = StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default();
+    let (faults, recorder) = (maker.faults.clone(), maker.recorder.clone());
+    Ends { stage, capacity, outbound, acks, reports, faults, recorder }
 }

@@ -4,6 +4,7 @@
 //! which makes them from a seed when the checkpoint was opened without weights ([`crate::weights::random`]). The
 //! tokenizer and the prompters stand above this module ([`crate::prompters`]): it must not import them.
 
+mod fingerprint;
 mod origin;
 
 pub use origin::Origin;

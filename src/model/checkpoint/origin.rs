@@ -27,6 +27,10 @@ impl Origin {
         Origin { folder, overrides: Value::from(overrides.clone()).to_string(), weights, tokenizer: None }
     }
 
+    pub(super) fn overrides(&self) -> &str {
+        &self.overrides
+    }
+
     pub(super) fn with_tokenizer(&self, folder: &Path) -> Origin {
         Origin { tokenizer: Some(folder.to_owned()), ..self.clone() }
     }

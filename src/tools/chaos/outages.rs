@@ -102,6 +102,7 @@ mod tests {
             last_recovery_s: None,
             sequences: 0,
             pid: None,
+            node: None,
         }]
     }
 

@@ -252,6 +252,7 @@ impl Service for Scripted {
             last_recovery_s: None,
             sequences: 0,
             pid: None,
+            node: None,
         });
         EngineHealth {
             ready: self.ready.load(Ordering::SeqCst),
@@ -259,6 +260,7 @@ impl Service for Scripted {
             requests: 0,
             admission: AdmissionStatus::default(),
             stages: stages.into(),
+            nodes: Vec::new(),
             aligner: None,
         }
     }

@@ -53,7 +53,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        let handles = Stages::new(shape.names(), |_| 1);
+        let handles = Stages::single(shape.names());
         let outbox = Outbox::default();
         let windows = Arc::new(std::sync::Mutex::new(Windows::default()));
         let (leases, recorder) = (LeaseBook::default(), Recorder::default());

@@ -1,0 +1,128 @@
+//! A gateway: hears which nodes join and leave, and opens links to them.
+
+use super::line::{Duplex, Ear, Lines};
+use super::session::{ClusterError, Settings};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use zenoh::Session;
+use zenoh::liveliness::LivelinessToken;
+use zenoh::pubsub::Subscriber;
+use zenoh::sample::{Sample, SampleKind};
+
+/// How long a node may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// A node came or went. Each session of a node has a name of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has joined, and what it offers.
+    Joined(String, Bytes),
+    /// It is gone; its links have ended.
+    Left(String),
+}
+
+/// See the module. Dropped, it leaves.
+pub struct Gateway {
+    session: Session,
+    name: String,
+    silence: Duration,
+    lines: Arc<Lines>,
+    changes: flume::Receiver<Change>,
+    opened: AtomicU64,
+    _token: LivelinessToken,
+    _members: Subscriber<()>,
+}
+
+impl Gateway {
+    /// Opens a session. Needs a tokio runtime of several threads.
+    ///
+    /// # Errors
+    /// [`ClusterError::Session`] when it cannot listen, or a file of its certificates cannot be used.
+    pub async fn start(settings: &Settings) -> Result<Gateway, ClusterError> {
+        let session = settings.open().await?;
+        let name = session.zid().to_string();
+        let lines = Arc::new(Lines::default());
+        // As many as there are nodes that come and go.
+        let (tell, changes) = flume::bounded(4096);
+        let token = session.liveliness().declare_token(format!("omni/gateway/{name}")).await?;
+        let (asking, runtime, its) = (session.clone(), tokio::runtime::Handle::current(), Arc::clone(&lines));
+        // A node may be gone again before it has said what it offers.
+        let present = Arc::new(Mutex::new(BTreeSet::new()));
+        let changed = move |sample: Sample| {
+            let Some(node) = sample.key_expr().as_str().strip_prefix("omni/node/").map(str::to_owned) else { return };
+            let tell = tell.clone();
+            match sample.kind() {
+                SampleKind::Put => {
+                    let (session, present) = (asking.clone(), Arc::clone(&present));
+                    locked(&present).insert(node.clone());
+                    runtime.spawn(async move {
+                        match ask(&session, &format!("omni/node/{node}/offer"), Bytes::new()).await {
+                            Ok(_) if !locked(&present).contains(&node) => {}
+                            Ok(offer) => _ = tell.send_async(Change::Joined(node, offer)).await,
+                            Err(error) => tracing::warn!(node, %error, "a node joined and does not say what it offers"),
+                        }
+                    });
+                }
+                SampleKind::Delete => {
+                    locked(&present).remove(&node);
+                    its.gone(&node);
+                    runtime.spawn(async move { tell.send_async(Change::Left(node)).await });
+                }
+            }
+        };
+        let members = session.liveliness().declare_subscriber("omni/node/*").history(true).callback(changed).await?;
+        let (silence, opened) = (settings.silence, AtomicU64::new(0));
+        Ok(Gateway { session, name, silence, lines, changes, opened, _token: token, _members: members })
+    }
+
+    /// The name of this session.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for the next change.
+    pub async fn changed(&self) -> Change {
+        match self.changes.recv_async().await {
+            Ok(change) => change,
+            // The subscriber, which has the other end, lives as long as this.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Asks a node for a link. Each opening has a name of its own: nothing of another one arrives on it.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`] with the node's reason, or when it does not answer.
+    pub async fn open(&self, node: &str, request: Bytes) -> Result<Duplex, ClusterError> {
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let link = format!("{}-{number}", self.name);
+        let ear = Ear::open(&self.session, format!("omni/link/{link}/up")).await?;
+        let key = format!("omni/node/{node}/open?gateway={};link={link}", self.name);
+        ask(&self.session, &key, request).await?;
+        let (duplex, state) = ear.speak(&self.session, format!("omni/link/{link}/down"), self.silence).await?;
+        self.lines.add(node, &state);
+        Ok(duplex)
+    }
+}
+
+fn locked(present: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
+    // The lock only guards a set.
+    present.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The answer of the one that has declared the key.
+async fn ask(session: &Session, key: &str, payload: Bytes) -> Result<Bytes, ClusterError> {
+    let answers = session.get(key).payload(payload).timeout(ANSWER).await?;
+    match answers.recv_async().await {
+        Ok(reply) => match reply.result() {
+            Ok(sample) => Ok(Bytes::from(sample.payload().to_bytes().into_owned())),
+            Err(refused) => {
+                Err(ClusterError::Refused(String::from_utf8_lossy(&refused.payload().to_bytes()).into_owned()))
+            }
+        },
+        Err(_) => Err(ClusterError::Refused("it does not answer".to_owned())),
+    }
+}

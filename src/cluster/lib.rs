@@ -1,0 +1,33 @@
+//! Gateways and nodes over Zenoh: who has joined, and links of frames between them. All that knows Zenoh is here, and
+//! nothing here knows what the bytes mean.
+//!
+//! ```text
+//! key                          declared by    what
+//! omni/gateway/GATEWAY         a gateway      a liveliness token
+//! omni/node/NODE               a node         a liveliness token
+//! omni/node/NODE/offer         a node         answers with what it offers
+//! omni/node/NODE/open          a node         answers whether it opens a link
+//! omni/link/LINK/down, up      both           the frames of one link, to the node and from it
+//! ```
+//!
+//! GATEWAY and NODE name sessions, and LINK an opening: whoever comes back comes back under another name, and what is
+//! still on its way of an earlier one has no receiver.
+//!
+//! Nobody is found: each session listens where it is told and connects where it is told, and passes nothing on for
+//! others. A [`Line`] loses nothing while it is open: frames are numbered, and a gap, a side that says nothing for too
+//! long, and a receiver that does not keep up end it. What that means for requests is for the engine.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod gateway;
+mod line;
+mod node;
+mod session;
+#[cfg(test)]
+mod tests;
+
+pub use gateway::{Change, Gateway};
+pub use line::{Duplex, Line};
+pub use node::{Asked, Node};
+pub use session::{ClusterError, Settings, Tls};

@@ -1,0 +1,130 @@
+//! A node: says that it is there and what it offers, and is asked for links.
+
+use super::line::{Duplex, Ear, Lines};
+use super::session::{ClusterError, Settings};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+use zenoh::Session;
+use zenoh::Wait;
+use zenoh::liveliness::LivelinessToken;
+use zenoh::pubsub::Subscriber;
+use zenoh::query::{Query, Queryable};
+use zenoh::sample::{Sample, SampleKind};
+
+/// Gateways that ask at the same time; one more has no answer and asks again.
+const ASKING: usize = 256;
+
+/// See the module. Dropped, it leaves.
+pub struct Node {
+    session: Session,
+    name: String,
+    silence: Duration,
+    lines: Arc<Lines>,
+    asked: flume::Receiver<Query>,
+    _offer: Queryable<()>,
+    _open: Queryable<()>,
+    _token: LivelinessToken,
+    _gateways: Subscriber<()>,
+}
+
+impl Node {
+    /// Opens a session that offers this. Needs a tokio runtime of several threads.
+    ///
+    /// # Errors
+    /// [`ClusterError::Session`] when it cannot listen, or a file of its certificates cannot be used.
+    pub async fn start(settings: &Settings, offer: Bytes) -> Result<Node, ClusterError> {
+        let session = settings.open().await?;
+        let name = session.zid().to_string();
+        let lines = Arc::new(Lines::default());
+        let runtime = tokio::runtime::Handle::current();
+        // Zenoh's receiving thread asks: another one answers.
+        let tell_offer = move |query: Query| {
+            let offer = offer.clone();
+            runtime.spawn_blocking(move || answer(&query, Ok(offer)));
+        };
+        let told = session.declare_queryable(format!("omni/node/{name}/offer")).callback(tell_offer).await?;
+        let (tell, asked) = flume::bounded(ASKING);
+        let asks = move |query: Query| _ = tell.try_send(query);
+        let open = session.declare_queryable(format!("omni/node/{name}/open")).callback(asks).await?;
+        let its = Arc::clone(&lines);
+        let changed = move |sample: Sample| {
+            let gateway = sample.key_expr().as_str().strip_prefix("omni/gateway/");
+            if let (Some(gateway), SampleKind::Delete) = (gateway, sample.kind()) {
+                its.gone(gateway);
+            }
+        };
+        let gateways = session.liveliness().declare_subscriber("omni/gateway/*").callback(changed).await?;
+        // The last: who sees it may ask.
+        let token = session.liveliness().declare_token(format!("omni/node/{name}")).await?;
+        let silence = settings.silence;
+        Ok(Node { session, name, silence, lines, asked, _offer: told, _open: open, _token: token, _gateways: gateways })
+    }
+
+    /// The name of this session.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until a gateway asks for a link.
+    pub async fn asked(&self) -> Asked<'_> {
+        match self.asked.recv_async().await {
+            Ok(query) => Asked { node: self, query },
+            // The queryable, which has the other end, lives as long as this.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// A gateway that asks for a link. Dropped, it has no answer.
+pub struct Asked<'a> {
+    node: &'a Node,
+    query: Query,
+}
+
+impl Asked<'_> {
+    /// What the gateway says.
+    pub fn request(&self) -> Bytes {
+        self.query.payload().map_or_else(Bytes::new, |payload| Bytes::from(payload.to_bytes().into_owned()))
+    }
+
+    /// Which gateway.
+    pub fn gateway(&self) -> String {
+        self.query.parameters().get("gateway").unwrap_or_default().to_owned()
+    }
+
+    /// Opens the link.
+    ///
+    /// # Errors
+    /// [`ClusterError`] when the gateway is gone or asks for none.
+    pub async fn accept(self) -> Result<Duplex, ClusterError> {
+        let Node { session, silence, lines, .. } = self.node;
+        let gateway = self.gateway();
+        let link = self.query.parameters().get("link").unwrap_or_default().to_owned();
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        if link.is_empty() || !link.chars().all(plain) {
+            return Err(ClusterError::Refused("the gateway names no link".to_owned()));
+        }
+        let ear = Ear::open(session, format!("omni/link/{link}/down")).await?;
+        let (duplex, state) = ear.speak(session, format!("omni/link/{link}/up"), *silence).await?;
+        lines.add(&gateway, &state);
+        answer(&self.query, Ok(Bytes::new()));
+        Ok(duplex)
+    }
+
+    /// Opens none.
+    pub fn refuse(self, reason: &str) {
+        answer(&self.query, Err(reason.to_owned()));
+    }
+}
+
+/// One small message.
+fn answer(query: &Query, answer: Result<Bytes, String>) {
+    let answered = match answer {
+        Ok(bytes) => query.reply(query.key_expr().clone(), bytes).wait(),
+        Err(reason) => query.reply_err(reason).wait(),
+    };
+    if let Err(error) = answered {
+        tracing::debug!(%error, "a question was not answered");
+    }
+}

@@ -1,0 +1,100 @@
+//! Sessions of one process, joined over loopback.
+
+use super::*;
+use bytes::Bytes;
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn settings() -> (Settings, Settings) {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let listens = Settings { listen: Some(address.clone()), join: Vec::new(), tls: None, silence: PATIENCE };
+    let joins = Settings { listen: None, join: vec![address], ..listens.clone() };
+    (listens, joins)
+}
+
+/// A gateway, a node that has joined it, and a link between them: the gateway's end and the node's.
+async fn linked() -> (Gateway, Node, Duplex, Duplex) {
+    let (listens, joins) = settings();
+    let gateway = Gateway::start(&listens).await.unwrap();
+    let node = Node::start(&joins, Bytes::from_static(b"an offer")).await.unwrap();
+    let joined = tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
+    assert_eq!(joined, Change::Joined(node.name().to_owned(), Bytes::from_static(b"an offer")));
+    let accepts = async {
+        let asked = node.asked().await;
+        assert_eq!((asked.request(), asked.gateway()), (Bytes::from_static(b"please"), gateway.name().to_owned()));
+        asked.accept().await.unwrap()
+    };
+    let opens = gateway.open(node.name(), Bytes::from_static(b"please"));
+    let (ours, theirs) = tokio::time::timeout(PATIENCE, async { tokio::join!(opens, accepts) }).await.unwrap();
+    (gateway, node, ours.unwrap(), theirs)
+}
+
+async fn next(from: &Duplex) -> Option<Bytes> {
+    tokio::time::timeout(PATIENCE, from.receive.recv_async()).await.expect("nothing comes").ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_of_any_size_cross_both_ways_in_order() {
+    let (_gateway, _node, ours, theirs) = linked().await;
+    let frames: Vec<Bytes> = (0..200usize).map(|n| vec![n as u8; [0, 64, 4096, 300_000][n % 4]].into()).collect();
+    for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
+        let sending = async {
+            for frame in &frames {
+                from.send.send_async(frame.clone()).await.unwrap();
+            }
+        };
+        let receiving = async {
+            for frame in &frames {
+                assert!(next(to).await.as_ref() == Some(frame), "another frame");
+            }
+        };
+        tokio::join!(sending, receiving);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_sent_before_the_end_of_a_link_arrives_and_the_end_is_told() {
+    let (_gateway, _node, ours, theirs) = linked().await;
+    ours.send.send(Bytes::from_static(b"the last")).unwrap();
+    drop(ours.send);
+    assert_eq!(next(&theirs).await.as_deref(), Some(&b"the last"[..]));
+    assert_eq!(next(&theirs).await, None);
+    assert_eq!(theirs.line.reason().unwrap(), "the other side has closed the link");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn links_end_with_the_session_of_either_side() {
+    let (gateway, node, ours, theirs) = linked().await;
+    let name = node.name().to_owned();
+    drop(node);
+    let left = tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
+    assert_eq!((left, next(&ours).await), (Change::Left(name), None));
+    assert_eq!(ours.line.reason().unwrap(), "the connection to the other side is gone");
+    drop(theirs);
+
+    let (gateway, _node, _ours, theirs) = linked().await;
+    drop(gateway);
+    assert_eq!(next(&theirs).await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_says_why_it_opens_no_link() {
+    let (listens, joins) = settings();
+    let gateway = Gateway::start(&listens).await.unwrap();
+    let node = Node::start(&joins, Bytes::new()).await.unwrap();
+    tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
+    let refuses = async { node.asked().await.refuse("no share is left") };
+    let (opened, ()) = tokio::join!(gateway.open(node.name(), Bytes::new()), refuses);
+    assert_eq!(opened.err().unwrap().to_string(), "no share is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_cannot_be_read_is_named() {
+    let missing = |name: &str| std::path::PathBuf::from(format!("/nowhere/{name}"));
+    let tls = Tls { ca: missing("ca.pem"), certificate: missing("own.pem"), key: missing("own.key") };
+    let error = Gateway::start(&Settings { tls: Some(tls), ..settings().0 }).await.err().unwrap().to_string();
+    assert!(error.starts_with("/nowhere/ca.pem: "), "{error}");
+}

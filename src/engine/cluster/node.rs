@@ -1,0 +1,163 @@
+//! The node's side: the stages of its config, once for each gateway that uses it.
+
+use super::NodeError;
+use super::terms::{arithmetic, decoded, encoded, name, settings, terms, unusable};
+use crate::process::ChildError;
+use crate::process::seat::Seat;
+use crate::setup::{StageMaker, edge_capacity};
+use crate::{Kept, StartError};
+use futures::future::BoxFuture;
+use omni_cluster::{Asked, Duplex, Node};
+use omni_config::{Config, Placement, Replicas};
+use omni_core::ids::{Replica, StageName};
+use omni_core::nodes::{Ask, Offer, Shares, Terms};
+use omni_model::checkpoint::Checkpoint;
+use omni_stage::process::message::FromStage;
+use omni_stage::{StageState, StageStatus};
+use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// How long what a stage has still to say may take to leave.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The end of a link: of which gateway, for which stage, and how.
+type Ended = (String, StageName, Result<(), ChildError>);
+
+pub(super) async fn serve(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    stopped: BoxFuture<'_, ()>,
+) -> Result<(), NodeError> {
+    let stages = offered(checkpoint, config)?;
+    let config = &share(config);
+    let maker = StageMaker::new(checkpoint, config, &stages, Kept::new(config))?;
+    let terms = terms(checkpoint).await?;
+    let arithmetic = arithmetic(&maker.device);
+    let offer = Offer { name: name(config), terms: terms.clone(), arithmetic, stages: stages.clone() };
+    let node = Node::start(&settings(&config.cluster), encoded(&offer)?).await.map_err(unusable)?;
+    let named: Vec<&str> = stages.iter().map(|stage| stage.as_str()).collect();
+    tracing::info!(
+        node = offer.name,
+        session = node.name(),
+        stages = named.join(", "),
+        "stages are offered to gateways"
+    );
+    let mut shares = Shares::new(config.cluster.gateways);
+    let mut links: JoinSet<Ended> = JoinSet::new();
+    tokio::pin!(stopped);
+    loop {
+        tokio::select! {
+            () = &mut stopped => break,
+            asked = node.asked() => {
+                let gateway = asked.gateway();
+                match granted(&asked, &terms, &stages, &mut shares) {
+                    Err(reason) => asked.refuse(&reason),
+                    Ok(ask) => match asked.accept().await {
+                        Ok(duplex) => _ = links.spawn(run(&maker, gateway, ask, duplex)),
+                        Err(error) => {
+                            tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
+                            shares.give_back(&gateway, ask.stage);
+                        }
+                    },
+                }
+            }
+            Some(ended) = links.join_next(), if !links.is_empty() => {
+                // A link whose task panicked has taken its stage with it.
+                let (gateway, stage, outcome) = ended.map_err(|error| {
+                    NodeError::Start(StartError::Config(format!("cluster: a link ended: {error}")))
+                })?;
+                shares.give_back(&gateway, stage);
+                match outcome {
+                    Err(ChildError::Failed(stage, reason)) => return Err(NodeError::GivenUp(stage, reason)),
+                    Ok(()) => tracing::info!(gateway, %stage, "a gateway needs the stage no more"),
+                    Err(error) => tracing::warn!(gateway, %stage, %error, "the link to a gateway ended"),
+                }
+            }
+        }
+    }
+    // Gateways see that it leaves, and go on elsewhere.
+    drop(node);
+    links.shutdown().await;
+    Ok(())
+}
+
+/// The stages that the config names, if the checkpoint has them.
+fn offered(checkpoint: &Checkpoint, config: &Config) -> Result<Vec<StageName>, StartError> {
+    let wrong = |reason: String| Err(StartError::Config(format!("cluster.stages: {reason}")));
+    if !config.cluster.is_set() {
+        return Err(StartError::Config("cluster.join: say where gateways listen, here or with --join".to_owned()));
+    }
+    let known = checkpoint.stages();
+    if config.cluster.stages.is_empty() {
+        return wrong(format!(
+            "name the stages that this node runs, of {}",
+            known.iter().map(|stage| stage.as_str()).collect::<Vec<_>>().join(", ")
+        ));
+    }
+    match config.cluster.stages.iter().find(|stage| !known.contains(stage)) {
+        Some(stage) => wrong(format!("the checkpoint has no {stage}")),
+        None => Ok(config.cluster.stages.clone()),
+    }
+}
+
+/// The config of the stages of one gateway: one replica of each here, with its part of the slots. How often a stage may
+/// fail is for the gateway to say, which knows whose request it was.
+fn share(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.limits.max_requests = (config.limits.max_requests / config.cluster.gateways).max(1);
+    config.supervision.max_restarts = usize::MAX;
+    for stage in &mut config.stages {
+        stage.placement = Placement::Thread;
+        stage.replicas = Replicas::Count(1);
+    }
+    config
+}
+
+/// What a gateway asks for, if it may have it.
+fn granted(asked: &Asked<'_>, terms: &Terms, stages: &[StageName], shares: &mut Shares) -> Result<Ask, String> {
+    let ask: Ask = decoded(&asked.request()).ok_or("it speaks another protocol")?;
+    if let Some(reason) = ask.terms.differ(terms) {
+        return Err(reason);
+    }
+    if !stages.contains(&ask.stage) {
+        return Err(format!("it runs no {}", ask.stage));
+    }
+    shares.grant(&asked.gateway(), ask.stage)?;
+    Ok(ask)
+}
+
+/// Runs a stage at the end of a link. The stage is made before this returns.
+fn run(maker: &StageMaker<'_>, gateway: String, ask: Ask, duplex: Duplex) -> BoxFuture<'static, Ended> {
+    let Duplex { send, receive, line } = duplex;
+    let Ask { stage, replica, last, .. } = ask;
+    let from = FrameReader::new(Source::Queue(receive), None, maker.config().transfer.zero_copy);
+    let mut to = FrameWriter::new(Sink::Queue(send), None);
+    // Samples and tokens, or sequences and tokens.
+    let (out, queue) = outbox(2 * edge_capacity(maker.config(), stage));
+    let told = out.clone();
+    let speaking = tokio::spawn(async move {
+        let lost = |request, reason| _ = told.tell(FromStage::SequenceFailed(request, reason));
+        queue.send_all(&mut to, lost).await
+    });
+    tracing::info!(gateway, %stage, "a gateway uses the stage");
+    let place = Replica { stage, number: replica };
+    let seat = Seat { place, several: true, last, notes: None, obeys: false };
+    let serving = seat.serve(maker, from, out.clone());
+    Box::pin(async move {
+        let outcome = serving.await;
+        if let Err(ChildError::Failed(_, reason)) = &outcome {
+            let last_reason = Some(reason.clone());
+            out.tell(FromStage::Status(StageStatus {
+                state: StageState::Failed,
+                generation: last,
+                restarts: 0,
+                last_reason,
+            }));
+        }
+        out.finish();
+        let _ = tokio::time::timeout(LAST_WORDS, speaking).await;
+        drop(line);
+        (gateway, stage, outcome)
+    })
+}

@@ -1,0 +1,68 @@
+//! What both sides say of themselves, and how it travels.
+
+use crate::StartError;
+use crate::device::DeviceChoice;
+use bytes::Bytes;
+use omni_cluster::{ClusterError, Settings, Tls};
+use omni_config::{ClusterConfig, ClusterTls, Config, DeviceKind};
+use omni_core::nodes::{PROTOCOL, Terms};
+use omni_model::checkpoint::Checkpoint;
+use omni_transfer::link::{append, take};
+
+/// Where to meet, as the config says.
+pub(super) fn settings(config: &ClusterConfig) -> Settings {
+    let tls = |tls: &ClusterTls| Tls { ca: tls.ca.clone(), certificate: tls.certificate.clone(), key: tls.key.clone() };
+    Settings {
+        listen: config.listen.map(|address| address.to_string()),
+        join: config.join.clone(),
+        tls: config.tls.as_ref().map(tls),
+        silence: config.silence,
+    }
+}
+
+/// What a gateway and its nodes must have in common. Reads some of each tensor.
+pub(super) async fn terms(checkpoint: &Checkpoint) -> Result<Terms, StartError> {
+    let checkpoint = checkpoint.clone();
+    let print = tokio::task::spawn_blocking(move || checkpoint.fingerprint()).await;
+    let print = print.map_err(|error| StartError::Config(format!("model.checkpoint: {error}")))?;
+    Ok(Terms { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned(), checkpoint: print? })
+}
+
+/// What decides the last bits of samples besides the checkpoint.
+pub(super) fn arithmetic(device: &DeviceChoice) -> String {
+    let computes = match device.kind {
+        // Every instruction set with fused products has the same bits.
+        DeviceKind::Cpu if fuses() => "with fused products",
+        DeviceKind::Cpu => "without fused products",
+        DeviceKind::Cuda => "on a GPU",
+    };
+    format!("{} {computes}", device.dtype.as_str())
+}
+
+fn fuses() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("fma") && std::arch::is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    true
+}
+
+pub(super) fn unusable(error: ClusterError) -> StartError {
+    StartError::Config(format!("cluster: {error}"))
+}
+
+pub(super) fn encoded(message: &impl bincode::Encode) -> Result<Bytes, StartError> {
+    let mut bytes = Vec::new();
+    append(message, &mut bytes).map_err(|error| StartError::Config(format!("cluster: {error}")))?;
+    Ok(bytes.into())
+}
+
+/// `None` for what another version may mean something by.
+pub(super) fn decoded<M: bincode::Decode<()>>(bytes: &Bytes) -> Option<M> {
+    take(&mut &bytes[..]).ok()
+}
+
+/// The name of a node for people.
+pub(super) fn name(config: &Config) -> String {
+    let machine = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    config.cluster.name.clone().unwrap_or_else(machine)
+}

@@ -1,0 +1,312 @@
+//! Stages on nodes of a cluster: processes joined over loopback, with TLS both ways.
+
+use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, speech};
+use crate::support::http::Ask;
+use crate::support::nodes::{Authority, Cluster, Cut, Node, free_address, lines};
+use crate::support::omni::Omni;
+use crate::support::process::Watched;
+use omni_actors::config::{ClusterTls, Config};
+use omni_actors::core::ids::{Frames, StageName};
+use omni_actors::engine::{Engine, EngineHealth, Event, Service, SpeechRequest, StageState};
+use omni_actors::model::checkpoint::Checkpoint;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Duration;
+
+fn omni() -> PathBuf {
+    root().join("tests/fixtures/qwen3_omni")
+}
+
+fn tts() -> PathBuf {
+    root().join("tests/fixtures/qwen3_tts/custom_voice")
+}
+
+/// Requests that no two replicas can mistake for each other.
+fn asked(number: u64) -> SpeechRequest {
+    let mut request = speech(&format!("this is number {number}"), number);
+    request.params.max_frames = Some(Frames(12 + number as u32));
+    request.params.ignore_eos = true;
+    request
+}
+
+/// What is said where all stages are in one process.
+async fn alone(cluster: &Cluster, request: SpeechRequest) -> Answer {
+    say(&engine(&Checkpoint::open(&cluster.checkpoint).unwrap(), |_| {}).await, request).await
+}
+
+async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> bool) {
+    let waiting = async {
+        while !is_so(&engine.health()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{what}: {:?}", engine.health()));
+}
+
+/// How many replicas of a stage run, on nodes of this name.
+fn running(health: &EngineHealth, stage: StageName, node: &str) -> usize {
+    let its = |replica: &&omni_actors::engine::StageHealth| {
+        replica.name == stage && replica.state == StageState::Running && replica.node.as_deref() == Some(node)
+    };
+    health.stages.iter().filter(its).count()
+}
+
+fn both_run(health: &EngineHealth, node: &str) -> bool {
+    [StageName::Talker, StageName::Vocoder].iter().all(|stage| running(health, *stage, node) == 1)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_through_nodes_are_those_of_one_process() {
+    for checkpoint in [omni(), tts()] {
+        let cluster = Cluster::of(&checkpoint);
+        let _nodes = [cluster.node("one", ""), cluster.node("two", "")];
+        let gateway = cluster.gateway(|_| {}).await;
+        until(&gateway, "both nodes run both stages", |health| both_run(health, "one") && both_run(health, "two"))
+            .await;
+        let six = futures::future::join_all((0..6).map(|number| say(&gateway, asked(number))));
+        let answers = tokio::time::timeout(PATIENCE, six).await.expect("a request hangs");
+        for (number, answer) in (0..).zip(&answers) {
+            let truth = alone(&cluster, asked(number)).await;
+            assert_eq!(answer.end, truth.end, "{checkpoint:?}, request {number}");
+            assert!(answer.samples == truth.samples, "{checkpoint:?}, request {number}: other samples");
+        }
+        idle(&gateway).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_a_node_that_is_killed_go_on_in_another_with_the_same_samples() {
+    let cluster = Cluster::of(&omni());
+    let truth = alone(&cluster, frames(40, 5)).await;
+    let first = cluster.node("first", "");
+    let gateway = cluster.gateway(|config| config.stages[StageName::Vocoder as usize].window = 1).await;
+    until(&gateway, "the first runs both", |health| both_run(health, "first")).await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
+        // Until the first sound: both stages wait for it to be read, so they are in the middle of the answer.
+        let samples = loop {
+            if let Event::Audio(chunk) = stream.next().await.unwrap() {
+                break chunk.samples.len();
+            }
+        };
+        streams.push((stream, samples));
+    }
+    // A node that joins later.
+    let _second = cluster.node("second", "");
+    until(&gateway, "the second joins", |health| both_run(health, "second")).await;
+    first.kill();
+    for (stream, heard) in streams {
+        let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("a request hangs");
+        assert_eq!(rest.end, truth.end);
+        assert!(
+            heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples),
+            "other samples"
+        );
+    }
+    let health = gateway.health();
+    assert_eq!(health.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["second"], "{health:?}");
+    idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_for_a_while_is_gone_and_comes_back_as_another() {
+    let cluster = Cluster::of(&omni());
+    let truth = alone(&cluster, frames(40, 5)).await;
+    let first = cluster.node("first", "silence = \"500ms\"");
+    let gateway = cluster.gateway(|config| {
+        config.stages[StageName::Vocoder as usize].window = 1;
+        config.cluster.silence = Duration::from_millis(500);
+    });
+    let gateway = gateway.await;
+    let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
+    let heard = loop {
+        if let Event::Audio(chunk) = stream.next().await.unwrap() {
+            break chunk.samples.len();
+        }
+    };
+    first.stop();
+    let _second = cluster.node("second", "");
+    let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the request hangs");
+    assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples));
+    assert_eq!(rest.end, truth.end);
+    // It goes on with the sequences that it had, for which nobody listens any more.
+    first.go_on();
+    until(&gateway, "the first is back", |health| both_run(health, "first") && both_run(health, "second")).await;
+    for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
+        assert!(answer.samples == truth.samples && answer.end == truth.end);
+    }
+    idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_a_node_that_is_cut_off_go_on_and_what_comes_of_it_later_is_dropped() {
+    for (to_gateway, to_node) in [(false, false), (false, true), (true, false)] {
+        let case = format!("to the gateway: {to_gateway}, to the node: {to_node}");
+        let cluster = Cluster::of(&omni());
+        let truth = alone(&cluster, frames(40, 5)).await;
+        let cut = Cut::towards(cluster.address).await;
+        let _far = cluster.node_through(cut.address, "far", "silence = \"500ms\"");
+        let gateway = cluster.gateway(|config| {
+            config.stages[StageName::Vocoder as usize].window = 1;
+            config.cluster.silence = Duration::from_millis(500);
+        });
+        let gateway = gateway.await;
+        let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
+        let heard = loop {
+            if let Event::Audio(chunk) = stream.next().await.unwrap() {
+                break chunk.samples.len();
+            }
+        };
+        cut.passes(to_gateway, to_node);
+        let _near = cluster.node("near", "");
+        let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.unwrap_or_else(|_| panic!("{case}: it hangs"));
+        assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples), "{case}");
+        assert_eq!(rest.end, truth.end, "{case}");
+        // What was held up arrives now.
+        cut.passes(true, true);
+        until(&gateway, &case, |health| both_run(health, "far") && both_run(health, "near")).await;
+        for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
+            assert!(answer.samples == truth.samples && answer.end == truth.end, "{case}");
+        }
+        idle(&gateway).await;
+    }
+}
+
+#[test]
+fn a_client_of_a_gateway_that_is_killed_hears_the_rest_from_another_one() {
+    let cluster = Cluster::of(&omni());
+    let addresses = [cluster.address, free_address()];
+    let shown = lines(&cluster.authority.certify("node"));
+    // One share: the second gateway has it when the node has noticed that the first is gone.
+    let _node = Node::start(&addresses, &cluster.checkpoint, "node", &format!("{shown}\ngateways = 1"));
+    let gateway = |name: &str, listen| {
+        let shown = lines(&cluster.authority.certify(name));
+        let on_nodes = "placement = \"nodes\"";
+        let omni = Omni::new();
+        let config = omni.file(
+            "gateway.toml",
+            &format!(
+                "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {:?}\n[stages.talker]\n{on_nodes}\n\
+                 [stages.vocoder]\n{on_nodes}\n[cluster]\nlisten = \"{listen}\"\n{shown}\n",
+                cluster.checkpoint
+            ),
+        );
+        omni.args(["run", &config]).serve()
+    };
+    let first = gateway("first", addresses[0]).ready();
+    let second = gateway("second", addresses[1]);
+    let mut body = json!({"input": "one two three", "seed": 5, "max_new_tokens": 20, "ignore_eos": true,
+        "response_format": "pcm"});
+    let whole = Ask::json("/v1/audio/speech", &body).send(&first.url).body;
+    Watched::new(first.pid()).kill();
+    let second = second.ready();
+    let start = whole.len() / 4;
+    body["start_sample"] = start.into();
+    let rest = Ask::json("/v1/audio/speech", &body).send(&second.url);
+    assert_eq!(rest.status, 200, "{}", String::from_utf8_lossy(&rest.body));
+    assert!(rest.body == whole[2 * start..], "other samples");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_wait_for_a_node_where_none_is_left() {
+    let cluster = Cluster::of(&omni());
+    let truth = alone(&cluster, frames(20, 5)).await;
+    let first = cluster.node("first", "");
+    let gateway = cluster.gateway(|_| {}).await;
+    first.kill();
+    until(&gateway, "it is gone", |health| health.nodes.is_empty() && !health.ready).await;
+    let waiting = gateway.speak(frames(20, 5)).await.unwrap();
+    let _second = cluster.node("second", "");
+    let answer = tokio::time::timeout(PATIENCE, collect(waiting)).await.expect("the request hangs");
+    assert!(answer.samples == truth.samples && answer.end == truth.end);
+    idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_sequences_go_to_a_node_that_joins_later() {
+    let cluster = Cluster::of(&omni());
+    let _first = cluster.node("first", "");
+    // No client reads, so all sequences stay.
+    let gateway = cluster.gateway(|config| {
+        for stage in [StageName::Talker, StageName::Vocoder] {
+            config.stages[stage as usize].window = 2;
+        }
+    });
+    let gateway = gateway.await;
+    let mut streams = vec![gateway.speak(frames(400, 1)).await.unwrap(), gateway.speak(frames(400, 2)).await.unwrap()];
+    let _second = cluster.node("second", "");
+    until(&gateway, "the second joins", |health| both_run(health, "second")).await;
+    streams.push(gateway.speak(frames(400, 3)).await.unwrap());
+    streams.push(gateway.speak(frames(400, 4)).await.unwrap());
+    let has = |health: &EngineHealth, node: &str| {
+        let its = health.stages.iter().filter(|replica| replica.node.as_deref() == Some(node));
+        its.map(|replica| replica.sequences).collect::<Vec<_>>()
+    };
+    until(&gateway, "two each", |health| has(health, "first") == [2, 2] && has(health, "second") == [2, 2]).await;
+    drop(streams);
+    idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_another_checkpoint_is_listed_with_the_reason_and_not_used() {
+    let cluster = Cluster::of(&omni());
+    let other =
+        cluster.node_of(&root().join("assets/voice/checkpoint"), "other", &cluster.authority.certify("other"), "");
+    let _good = cluster.node("good", "");
+    let gateway = cluster.gateway(|_| {}).await;
+    until(&gateway, "both have joined", |health| health.nodes.len() == 2).await;
+    assert!(say(&gateway, frames(4, 1)).await.end.unwrap().is_ok());
+    let health = gateway.health();
+    let listed = health.nodes.iter().find(|node| node.name == "other").unwrap();
+    for stage in &listed.stages {
+        let reason = stage.reason.as_deref().unwrap_or_default();
+        assert!(!stage.used && reason.starts_with("its checkpoint has fingerprint"), "{listed:?}");
+    }
+    assert_eq!(running(&health, StageName::Talker, "other"), 0);
+    drop(other);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_joins_without_a_certificate_of_the_authority() {
+    let cluster = Cluster::of(&omni());
+    let _good = cluster.node("good", "");
+    let gateway = cluster.gateway(|_| {}).await;
+    // It trusts the gateway, and shows what another authority has signed.
+    let other = Authority::new();
+    let strange = ClusterTls { ca: cluster.authority.ca(), ..other.certify("stranger") };
+    let stranger = cluster.node_of(&cluster.checkpoint, "stranger", &strange, "");
+    let plain = Node::start(&[cluster.address], &cluster.checkpoint, "plain", "insecure = true");
+    for node in [&stranger, &plain] {
+        node.says("Unable to connect");
+    }
+    // What they would have, had they been let in, is there by the time at which another one is.
+    let _late = cluster.node("late", "");
+    until(&gateway, "the late one joins", |health| both_run(health, "late")).await;
+    let mut names: Vec<_> = gateway.health().nodes.into_iter().map(|node| node.name).collect();
+    names.sort();
+    assert_eq!(names, ["good", "late"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_has_one_share_for_each_gateway_that_it_is_set_up_for() {
+    let cluster = Cluster::of(&omni());
+    let elsewhere = free_address();
+    let lines = format!("{}\ngateways = 1", lines(&cluster.authority.certify("node")));
+    let _node = Node::start(&[cluster.address, elsewhere], &cluster.checkpoint, "node", &lines);
+    let gateway = cluster.gateway(|_| {}).await;
+    until(&gateway, "it has the node", |health| both_run(health, "node")).await;
+    let checkpoint = Checkpoint::open(&cluster.checkpoint).unwrap();
+    let mut config = Config::default();
+    cluster.leads(&mut config);
+    config.cluster.listen = Some(elsewhere);
+    let late = Engine::launch(&checkpoint, &config).await.unwrap();
+    until(&late, "it is refused with the reason", |health| {
+        let reasons = health.nodes.iter().flat_map(|node| &node.stages).filter_map(|stage| stage.reason.as_deref());
+        reasons.filter(|reason| reason.contains("no share is left")).count() == 2
+    })
+    .await;
+    drop(gateway);
+    until(&late, "it has the share that is free", |health| both_run(health, "node")).await;
+    assert!(say(&late, frames(4, 1)).await.end.unwrap().is_ok());
+}

@@ -1,0 +1,233 @@
+//! Nodes of a cluster: processes that are joined to an engine of the test over loopback, with certificates made for it.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use super::engine::{PATIENCE, engine};
+use super::process::Watched;
+use omni_actors::config::{ClusterTls, Config, Placement};
+use omni_actors::core::ids::StageName;
+use omni_actors::engine::Engine;
+use omni_actors::model::checkpoint::Checkpoint;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
+
+/// Signs certificates.
+pub struct Authority {
+    folder: TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
+        Authority { folder, issuer }
+    }
+
+    pub fn ca(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// A certificate for this machine, and its key.
+    pub fn certify(&self, name: &str) -> ClusterTls {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let file = |ending: &str, content: String| {
+            let path = self.folder.path().join(format!("{name}.{ending}"));
+            std::fs::write(&path, content).unwrap();
+            path
+        };
+        let (certificate, key) = (file("pem", certificate.pem()), file("key", key.serialize_pem()));
+        ClusterTls { ca: self.ca(), certificate, key }
+    }
+}
+
+/// Where a gateway of the test listens, and what its nodes need to know.
+pub struct Cluster {
+    pub authority: Authority,
+    pub address: SocketAddr,
+    pub checkpoint: PathBuf,
+}
+
+/// An address that nothing listens at now.
+pub fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+impl Cluster {
+    pub fn of(checkpoint: &Path) -> Cluster {
+        Cluster { authority: Authority::new(), address: free_address(), checkpoint: checkpoint.to_owned() }
+    }
+
+    /// The gateway: an engine of this process, with talker and vocoder on nodes. It starts when there is one of each.
+    pub async fn gateway(&self, change: impl FnOnce(&mut Config)) -> Engine {
+        let checkpoint = Checkpoint::open(&self.checkpoint).unwrap();
+        engine(&checkpoint, |config| {
+            self.leads(config);
+            change(config);
+        })
+        .await
+    }
+
+    /// Makes a config that of the gateway.
+    pub fn leads(&self, config: &mut Config) {
+        config.cluster.listen = Some(self.address);
+        config.cluster.tls = Some(self.authority.certify("gateway"));
+        config.cluster.max_nodes = 4;
+        for stage in [StageName::Talker, StageName::Vocoder] {
+            config.stages[stage as usize].placement = Placement::Nodes;
+        }
+    }
+
+    /// A node with a certificate of the authority, and more lines in its config.
+    pub fn node(&self, name: &str, more: &str) -> Node {
+        self.node_of(&self.checkpoint, name, &self.authority.certify(name), more)
+    }
+
+    /// The same, joined through something else.
+    pub fn node_through(&self, address: SocketAddr, name: &str, more: &str) -> Node {
+        let lines = lines(&self.authority.certify(name));
+        Node::start(&[address], &self.checkpoint, name, &format!("{lines}\n{more}"))
+    }
+
+    /// A node of this checkpoint that shows this certificate.
+    pub fn node_of(&self, checkpoint: &Path, name: &str, tls: &ClusterTls, more: &str) -> Node {
+        Node::start(&[self.address], checkpoint, name, &format!("{}\n{more}", lines(tls)))
+    }
+}
+
+/// A certificate in `[cluster]`.
+pub fn lines(ClusterTls { ca, certificate, key }: &ClusterTls) -> String {
+    format!("ca = {ca:?}\ncertificate = {certificate:?}\nkey = {key:?}")
+}
+
+/// A connection that can be held up: between a node and the gateway at an address. It runs on the test's runtime.
+pub struct Cut {
+    pub address: SocketAddr,
+    /// Whether bytes pass to the gateway, and to the node.
+    passes: [watch::Sender<bool>; 2],
+}
+
+impl Cut {
+    pub async fn towards(gateway: SocketAddr) -> Cut {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let passes = [watch::Sender::new(true), watch::Sender::new(true)];
+        let watched = passes.each_ref().map(watch::Sender::subscribe);
+        tokio::spawn(async move {
+            while let Ok((node, _)) = listener.accept().await {
+                // The gateway may not listen yet: then the node tries again.
+                let Ok(gateway) = tokio::net::TcpStream::connect(gateway).await else { continue };
+                let ((from_node, to_node), (from_gateway, to_gateway)) = (node.into_split(), gateway.into_split());
+                tokio::spawn(pass(from_node, to_gateway, watched[0].clone()));
+                tokio::spawn(pass(from_gateway, to_node, watched[1].clone()));
+            }
+        });
+        Cut { address, passes }
+    }
+
+    /// Holds up what goes to the gateway, and what goes to the node; it arrives when that passes again.
+    pub fn passes(&self, to_gateway: bool, to_node: bool) {
+        self.passes[0].send_replace(to_gateway);
+        self.passes[1].send_replace(to_node);
+    }
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut passes: watch::Receiver<bool>) {
+    let mut piece = vec![0; 1 << 16];
+    while let Ok(read @ 1..) = from.read(&mut piece).await {
+        let open = passes.wait_for(|passes| *passes).await.is_ok();
+        if !open || to.write_all(&piece[..read]).await.is_err() {
+            return;
+        }
+    }
+    // The end is held up as well.
+    let _ = passes.wait_for(|passes| *passes).await;
+}
+
+/// A node. Dropped, it is killed.
+pub struct Node {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    _folder: TempDir,
+}
+
+impl Node {
+    /// With these lines in `[cluster]`.
+    pub fn start(join: &[SocketAddr], checkpoint: &Path, name: &str, lines: &str) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("node.toml");
+        let text = format!(
+            "[model]\ncheckpoint = {checkpoint:?}\n[device]\nkind = \"cpu\"\n[telemetry]\nlog = \"info,zenoh::net::runtime::orchestrator=debug\"\n\
+             [cluster]\nname = {name:?}\nstages = [\"talker\", \"vocoder\"]\n{lines}\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_omni-actors"));
+        command.arg("node").args(join.iter().map(|address| format!("--join={address}"))).arg(&config);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (tell, lines) = mpsc::channel();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        Node { child, lines, _folder: folder }
+    }
+
+    pub fn watched(&self) -> Watched {
+        Watched::new(self.child.id())
+    }
+
+    pub fn kill(&self) {
+        self.watched().kill();
+    }
+
+    /// Keeps it from running.
+    pub fn stop(&self) {
+        kill_process(self.pid(), Signal::STOP).unwrap();
+    }
+
+    /// Lets it run again.
+    pub fn go_on(&self) {
+        kill_process(self.pid(), Signal::CONT).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Waits for a line of its log that has this.
+    pub fn says(&self, text: &str) -> String {
+        let mut log = Vec::new();
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(text) => return line,
+                Ok(line) => log.push(line),
+                Err(_) => panic!("a node does not say {text:?}:\n{}", log.join("\n")),
+            }
+        }
+    }
+
+    /// Waits for its end.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        self.watched().ends_within(Duration::from_secs(60));
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
