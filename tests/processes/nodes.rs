@@ -163,7 +163,7 @@ async fn streams_of_a_node_that_is_cut_off_go_on_and_what_comes_of_it_later_is_d
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.unwrap_or_else(|_| panic!("{case}: it hangs"));
         assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples), "{case}");
         assert_eq!(rest.end, truth.end, "{case}");
-        // What was held up arrives now.
+        // What the node still sends of its sequences arrives now.
         cut.passes(true, true);
         until(&gateway, &case, |health| both_run(health, "far") && both_run(health, "near")).await;
         for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {

@@ -9,15 +9,15 @@ use omni_actors::engine::Engine;
 use omni_actors::model::checkpoint::Checkpoint;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{self, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 /// Signs certificates.
@@ -64,7 +64,7 @@ pub struct Cluster {
 
 /// An address that nothing listens at now.
 pub fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 impl Cluster {
@@ -114,48 +114,53 @@ pub fn lines(ClusterTls { ca, certificate, key }: &ClusterTls) -> String {
     format!("ca = {ca:?}\ncertificate = {certificate:?}\nkey = {key:?}")
 }
 
-/// A connection that can be held up: between a node and the gateway at an address. It runs on the test's runtime.
+/// A network that can be cut: between a node and the gateway at an address. It runs on the test's runtime.
 pub struct Cut {
     pub address: SocketAddr,
-    /// Whether bytes pass to the gateway, and to the node.
+    /// Whether packets pass to the gateway, and to the node.
     passes: [watch::Sender<bool>; 2],
 }
 
 impl Cut {
     pub async fn towards(gateway: SocketAddr) -> Cut {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let near = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+        let address = near.local_addr().unwrap();
         let passes = [watch::Sender::new(true), watch::Sender::new(true)];
-        let watched = passes.each_ref().map(watch::Sender::subscribe);
+        let [to_gateway, to_node] = passes.each_ref().map(watch::Sender::subscribe);
         tokio::spawn(async move {
-            while let Ok((node, _)) = listener.accept().await {
-                // The gateway may not listen yet: then the node tries again.
-                let Ok(gateway) = tokio::net::TcpStream::connect(gateway).await else { continue };
-                let ((from_node, to_node), (from_gateway, to_gateway)) = (node.into_split(), gateway.into_split());
-                tokio::spawn(pass(from_node, to_gateway, watched[0].clone()));
-                tokio::spawn(pass(from_gateway, to_node, watched[1].clone()));
+            let (mut known, mut packet) = (BTreeMap::new(), vec![0; 1 << 16]);
+            while let Ok((length, node)) = near.recv_from(&mut packet).await {
+                if !known.contains_key(&node) {
+                    let far = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                    far.connect(gateway).await.unwrap();
+                    tokio::spawn(back(Arc::clone(&far), Arc::clone(&near), node, to_node.clone()));
+                    known.insert(node, far);
+                }
+                if *to_gateway.borrow() {
+                    // A gateway that does not listen yet refuses it: then it is lost.
+                    let _ = known[&node].send(&packet[..length]).await;
+                }
             }
         });
         Cut { address, passes }
     }
 
-    /// Holds up what goes to the gateway, and what goes to the node; it arrives when that passes again.
+    /// Whether packets to the gateway arrive, and those to the node.
     pub fn passes(&self, to_gateway: bool, to_node: bool) {
         self.passes[0].send_replace(to_gateway);
         self.passes[1].send_replace(to_node);
     }
 }
 
-async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut passes: watch::Receiver<bool>) {
-    let mut piece = vec![0; 1 << 16];
-    while let Ok(read @ 1..) = from.read(&mut piece).await {
-        let open = passes.wait_for(|passes| *passes).await.is_ok();
-        if !open || to.write_all(&piece[..read]).await.is_err() {
-            return;
+async fn back(far: Arc<UdpSocket>, near: Arc<UdpSocket>, node: SocketAddr, to_node: watch::Receiver<bool>) {
+    let mut packet = vec![0; 1 << 16];
+    loop {
+        if let Ok(length) = far.recv(&mut packet).await
+            && *to_node.borrow()
+        {
+            let _ = near.send_to(&packet[..length], node).await;
         }
     }
-    // The end is held up as well.
-    let _ = passes.wait_for(|passes| *passes).await;
 }
 
 /// A node. Dropped, it is killed.
