@@ -2,9 +2,6 @@
 
 #include "sample.cuh"
 
-constexpr uint32_t DOMAIN_CODES = 2;
-
-
 struct FirstArgs {
     const float* logits;    // [rows, size]
     const StepRow* rows;

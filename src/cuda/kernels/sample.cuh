@@ -7,21 +7,31 @@
 #include "frame.cuh"
 #include "philox.cuh"
 
-constexpr int PICKERS = 512;
-// Neighbouring tokens that a thread keeps in registers: up to PICKERS * EACH tokens.
+// The threads that pick together: a whole block of them. A kernel whose blocks also do other things brings a team of its
+// own, of as many warps as it likes: the token is the same.
+struct WholeBlock {
+    static constexpr int THREADS = 512;
+    static __device__ __forceinline__ void meet() { __syncthreads(); }
+};
+constexpr int PICKERS = WholeBlock::THREADS;
+// Neighbouring tokens that a thread keeps in registers: a team picks among up to THREADS * EACH tokens.
 constexpr int EACH = 8;
+constexpr uint32_t DOMAIN_CODES = 2; // of the random numbers of codes
 // A weight of 1 as a whole number: 2^40. Sums stay below 2^52.
 constexpr float ONE = 1099511627776.f;
 
 using whole = unsigned long long;
 
-struct PickShared {
-    whole parts[2][PICKERS / WARP];
-    float best[PICKERS / WARP], least[PICKERS / WARP];
-    int best_at[PICKERS / WARP];
+template <class TEAM>
+struct PickParts {
+    static constexpr int WARPS = TEAM::THREADS / WARP;
+    whole parts[2][WARPS];
+    float best[WARPS], least[WARPS];
+    int best_at[WARPS];
     int token;
     int bad;
 };
+using PickShared = PickParts<WholeBlock>;
 
 __device__ __forceinline__ whole warp_total(whole own) {
 #pragma unroll
@@ -30,17 +40,19 @@ __device__ __forceinline__ whole warp_total(whole own) {
 }
 
 // The sum over the warps of what each of them has; `turn` alternates from call to call, so that one barrier is enough.
-__device__ __forceinline__ whole over_warps(PickShared& s, whole own, int turn) {
+template <class TEAM>
+__device__ __forceinline__ whole over_warps(PickParts<TEAM>& s, whole own, int turn) {
     if (threadIdx.x % WARP == 0) s.parts[turn][threadIdx.x / WARP] = own;
-    __syncthreads();
+    TEAM::meet();
     whole total = 0;
 #pragma unroll
-    for (int w = 0; w < PICKERS / WARP; ++w) total += s.parts[turn][w];
+    for (int w = 0; w < PickParts<TEAM>::WARPS; ++w) total += s.parts[turn][w];
     return total;
 }
 
 // The sum of `own` over the threads before this one, and over all of them.
-__device__ __forceinline__ whole before_me(PickShared& s, whole own, whole& total) {
+template <class TEAM>
+__device__ __forceinline__ whole before_me(PickParts<TEAM>& s, whole own, whole& total) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     whole upto = own;
 #pragma unroll
@@ -48,13 +60,13 @@ __device__ __forceinline__ whole before_me(PickShared& s, whole own, whole& tota
         const whole other = __shfl_up_sync(~0u, upto, up);
         if (lane >= up) upto += other;
     }
-    __syncthreads();
+    TEAM::meet();
     if (lane == WARP - 1) s.parts[0][warp] = upto;
-    __syncthreads();
+    TEAM::meet();
     whole before = upto - own;
     total = 0;
 #pragma unroll
-    for (int w = 0; w < PICKERS / WARP; ++w) {
+    for (int w = 0; w < PickParts<TEAM>::WARPS; ++w) {
         before += w < warp ? s.parts[0][w] : 0;
         total += s.parts[0][w];
     }
@@ -63,7 +75,8 @@ __device__ __forceinline__ whole before_me(PickShared& s, whole own, whole& tota
 
 // A score that at least `k` of the scores have or exceed, and fewer than `k` exceed, or that exactly `k` have or exceed.
 // Between `low`, which more than k have, and `high`, which none exceeds; by quarters.
-__device__ __forceinline__ float kth_largest(PickShared& s, const float (&scores)[EACH], uint32_t k, float low, float high) {
+template <class TEAM>
+__device__ __forceinline__ float kth_largest(PickParts<TEAM>& s, const float (&scores)[EACH], uint32_t k, float low, float high) {
     // `high` itself may be the answer: what fewer than k have lies just above it.
     high = nextafterf(high, INFINITY);
     for (int turn = 0;; turn ^= 1) {
@@ -94,7 +107,7 @@ __device__ __forceinline__ float kth_largest(PickShared& s, const float (&scores
             high = first;
         }
     }
-    __syncthreads();
+    TEAM::meet();
     return low;
 }
 
@@ -104,15 +117,16 @@ __device__ __forceinline__ uint32_t sortable(float x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The token that the number of (seed, domain, step, group) selects from `size` logits, at most PICKERS * EACH, or -1 when
-// there is none. `counts` [size]: times a token was sampled, with bit 31 for tokens of a prompt; may be null. Tokens
-// first_banned..end_banned are never picked but `spared`, and `banned` never. All threads of a block of PICKERS call it;
-// all get the token.
-__device__ int pick(PickShared& s, const float* logits, int size, const SamplingArgs& p, const uint32_t* counts,
+// The token that the number of (seed, domain, step, group) selects from `size` logits, at most THREADS * EACH, or -1 when
+// there is none. `logit(j, i)` is that of token `i`, the j-th of the thread. `counts` [size]: times a token was sampled,
+// with bit 31 for tokens of a prompt; may be null. Tokens first_banned..end_banned are never picked but `spared`, and
+// `banned` never. All threads of a team call it; all get the token.
+template <class TEAM, class LOGIT>
+__device__ __forceinline__ int pick_from(PickParts<TEAM>& s, LOGIT logit, int size, const SamplingArgs& p, const uint32_t* counts,
                     int first_banned, int end_banned, int spared, int banned, uint2 seed, uint32_t domain, uint32_t step,
                     uint32_t group) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int each = (size + PICKERS - 1) / PICKERS, from = threadIdx.x * each;
+    const int each = (size + TEAM::THREADS - 1) / TEAM::THREADS, from = threadIdx.x * each;
     if (threadIdx.x == 0) s.bad = 0;
     float scores[EACH], best = -INFINITY, least = INFINITY;
     uint32_t seen[EACH];
@@ -120,7 +134,7 @@ __device__ int pick(PickShared& s, const float* logits, int size, const Sampling
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
         const bool there = j < each && from + j < size;
-        scores[j] = there ? logits[from + j] : -INFINITY;
+        scores[j] = there ? logit(j, from + j) : -INFINITY;
         seen[j] = there && penalized ? counts[from + j] : 0;
     }
     int best_at = size;
@@ -154,18 +168,18 @@ __device__ int pick(PickShared& s, const float* logits, int size, const Sampling
         }
         least = fminf(least, __shfl_xor_sync(~0u, least, mask));
     }
-    __syncthreads();
+    TEAM::meet();
     if (lane == 0) {
         s.best[warp] = best;
         s.best_at[warp] = best_at;
         s.least[warp] = least;
     }
     if (bad) s.bad = 1;
-    __syncthreads();
+    TEAM::meet();
     best = -INFINITY;
     best_at = size;
 #pragma unroll
-    for (int w = 0; w < PICKERS / WARP; ++w) {
+    for (int w = 0; w < PickParts<TEAM>::WARPS; ++w) {
         if (s.best[w] > best) { // warps hold ascending tokens: the first of equals stays
             best = s.best[w];
             best_at = s.best_at[w];
@@ -182,7 +196,7 @@ __device__ int pick(PickShared& s, const float* logits, int size, const Sampling
         uint32_t own = 0;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) own += scores[j] > -INFINITY;
-        __syncthreads();
+        TEAM::meet();
         if (over_warps(s, __reduce_add_sync(~0u, own), 1) > p.top_k) border = kth_largest(s, scores, p.top_k, least, best);
     }
     whole weights[EACH];
@@ -194,7 +208,7 @@ __device__ int pick(PickShared& s, const float* logits, int size, const Sampling
         whole own = 0;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) own += weights[j];
-        __syncthreads();
+        TEAM::meet();
         const whole total = over_warps(s, warp_total(own), 1);
         // A token stays while those before it have less than p of all.
         const whole wanted = max(static_cast<whole>(1), static_cast<whole>(ceil(static_cast<double>(p.top_p) * static_cast<double>(total))));
@@ -253,6 +267,14 @@ __device__ int pick(PickShared& s, const float* logits, int size, const Sampling
             }
         }
     }
-    __syncthreads();
+    TEAM::meet();
     return s.token;
+}
+
+// The same from logits in memory, by a whole block.
+__device__ int pick(PickShared& s, const float* logits, int size, const SamplingArgs& p, const uint32_t* counts,
+                    int first_banned, int end_banned, int spared, int banned, uint2 seed, uint32_t domain, uint32_t step,
+                    uint32_t group) {
+    const auto logit = [&](int, int i) { return logits[i]; };
+    return pick_from(s, logit, size, p, counts, first_banned, end_banned, spared, banned, seed, domain, step, group);
 }
