@@ -220,6 +220,8 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/talker/arrivals.rs", "new", None, "while a stage is built"),
     ("cuda/talker/ring.rs", "make", Some(2), "allowed: the ring grows to what is needed"),
     ("cuda/talker/stage.rs", "drop", Some(1), "the stage has ended"),
+    ("cuda/thinker/host.rs", "take", Some(1), "once, when the stage is made"),
+    ("cuda/thinker/host.rs", "drop", Some(1), "the stage's end"),
     ("cuda/talker/swap.rs", "save", Some(2), "allowed: a sequence makes room when the pages have run out"),
     ("cuda/thinker/pending.rs", "wait", Some(1), "the completion thread"),
     ("cuda/thinker/stage.rs", "drop", Some(1), "the stage has ended"),
