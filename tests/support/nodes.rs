@@ -10,6 +10,7 @@ use omni_actors::model::checkpoint::Checkpoint;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{BufRead, BufReader};
 use std::net::{self, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -130,15 +131,18 @@ impl Cut {
         tokio::spawn(async move {
             let (mut known, mut packet) = (BTreeMap::new(), vec![0; 1 << 16]);
             while let Ok((length, node)) = near.recv_from(&mut packet).await {
-                if !known.contains_key(&node) {
-                    let far = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
-                    far.connect(gateway).await.unwrap();
-                    tokio::spawn(back(Arc::clone(&far), Arc::clone(&near), node, to_node.clone()));
-                    known.insert(node, far);
-                }
+                let far = match known.entry(node) {
+                    Entry::Occupied(far) => far.into_mut(),
+                    Entry::Vacant(place) => {
+                        let far = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                        far.connect(gateway).await.unwrap();
+                        tokio::spawn(back(Arc::clone(&far), Arc::clone(&near), node, to_node.clone()));
+                        place.insert(far)
+                    }
+                };
                 if *to_gateway.borrow() {
                     // A gateway that does not listen yet refuses it: then it is lost.
-                    let _ = known[&node].send(&packet[..length]).await;
+                    let _ = far.send(&packet[..length]).await;
                 }
             }
         });
