@@ -3,7 +3,7 @@
 use super::aliases::{Aliases, own_name};
 use super::api::service::{
     Admission, Aligner, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, ModelStatus,
-    Named, Ready, Stage,
+    Named, Node, Ready, Stage,
 };
 use super::auth::Caller;
 use super::error::ApiError;
@@ -53,6 +53,7 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
         },
         calls: app.calls.is_some(),
         stages: health.stages.iter().map(Stage::from).collect(),
+        nodes: health.nodes.iter().map(Node::from).collect(),
         aligner: health.aligner.as_ref().map(Aligner::from),
         models: statuses(&app),
     };

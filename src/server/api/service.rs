@@ -1,5 +1,6 @@
 //! What is served and how it is: models, health, readiness, faults.
 
+use omni_core::nodes::NodeStatus;
 use omni_engine::{AlignerHealth, ModelState, Service, StageHealth, StageState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -179,6 +180,9 @@ pub(crate) struct HealthDetails<'a> {
     pub calls: bool,
     /// Upstream first; with `[[models]]` those of the first one.
     pub stages: Vec<Stage<'a>>,
+    /// Those that have joined, where stages are on nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<Node<'a>>,
     /// The aligner of the config, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aligner: Option<Aligner<'a>>,
@@ -222,6 +226,40 @@ pub(crate) struct Stage<'a> {
     /// Its process, where it has one of its own that runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// The node that runs it, where one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<&'a str>,
+}
+
+/// A node that has joined.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Node<'a> {
+    /// `cluster.name` of its config.
+    pub name: &'a str,
+    /// The stages that it offers.
+    pub stages: Vec<OfferedStage<'a>>,
+}
+
+/// A stage that a node offers.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct OfferedStage<'a> {
+    pub name: &'static str,
+    /// Whether this server uses it.
+    pub used: bool,
+    /// Why not, where something is against it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a NodeStatus> for Node<'a> {
+    fn from(node: &'a NodeStatus) -> Node<'a> {
+        let offered = node.stages.iter().map(|stage| OfferedStage {
+            name: stage.name.as_str(),
+            used: stage.used,
+            reason: stage.reason.as_deref(),
+        });
+        Node { name: &node.name, stages: offered.collect() }
+    }
 }
 
 /// What a stage does.
@@ -279,6 +317,7 @@ impl<'a> From<&'a StageHealth> for Stage<'a> {
             last_recovery_s: stage.last_recovery_s,
             sequences: stage.sequences,
             pid: stage.pid,
+            node: stage.node.as_deref(),
         }
     }
 }

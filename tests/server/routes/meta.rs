@@ -41,6 +41,9 @@ async fn health_stays_green_while_readiness_turns_red() {
     let stages: Vec<&str> = health["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
     assert_eq!(stages, ["thinker", "talker", "vocoder"]);
     assert_eq!(health["stages"][0]["state"], "running");
+    assert_eq!((&health["stages"][0]["node"], &health["stages"][1]["node"]), (&Value::Null, &json!("near")));
+    let offered = json!([{"name": "talker", "used": false, "reason": "it is old"}]);
+    assert_eq!(health["nodes"], json!([{"name": "far", "stages": offered}]));
 }
 
 #[tokio::test]

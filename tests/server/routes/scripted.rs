@@ -4,6 +4,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use omni_actors::config::LimitsConfig;
 use omni_actors::core::ids::{Frames, RequestId, StageName};
+use omni_actors::core::nodes::{NodeStatus, OfferedStage};
 use omni_actors::engine::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -252,7 +253,7 @@ impl Service for Scripted {
             last_recovery_s: None,
             sequences: 0,
             pid: None,
-            node: None,
+            node: (name == StageName::Talker).then(|| "near".to_owned()),
         });
         EngineHealth {
             ready: self.ready.load(Ordering::SeqCst),
@@ -260,7 +261,15 @@ impl Service for Scripted {
             requests: 0,
             admission: AdmissionStatus::default(),
             stages: stages.into(),
-            nodes: Vec::new(),
+            nodes: vec![NodeStatus {
+                id: "1".to_owned(),
+                name: "far".to_owned(),
+                stages: vec![OfferedStage {
+                    name: StageName::Talker,
+                    used: false,
+                    reason: Some("it is old".to_owned()),
+                }],
+            }],
             aligner: None,
         }
     }
