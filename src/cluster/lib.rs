@@ -10,7 +10,7 @@
 //! omni/link/LINK/down, up      both           the frames of one link, to the node and from it
 //! ```
 //!
-//! GATEWAY and NODE name sessions, and LINK an opening: whoever comes back comes back under another name, and what is
+//! GATEWAY and NODE name sessions, and LINK an opening: a host that comes back has another name, and what is
 //! still on its way of an earlier one has no receiver.
 //!
 //! Nobody is found: each session listens where it is told and connects where it is told, and passes nothing on for

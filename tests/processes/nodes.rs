@@ -7,7 +7,7 @@ use crate::support::omni::Omni;
 use crate::support::process::Watched;
 use omni_actors::config::{ClusterTls, Config};
 use omni_actors::core::ids::{Frames, StageName};
-use omni_actors::engine::{Engine, EngineHealth, Event, Service, SpeechRequest, StageState};
+use omni_actors::engine::{Engine, EngineHealth, Event, ResponseStream, Service, SpeechRequest, StageState};
 use omni_actors::model::checkpoint::Checkpoint;
 use serde_json::json;
 use std::path::PathBuf;
@@ -32,6 +32,26 @@ fn asked(number: u64) -> SpeechRequest {
 /// What is said where all stages are in one process.
 async fn alone(cluster: &Cluster, request: SpeechRequest) -> Answer {
     say(&engine(&Checkpoint::open(&cluster.checkpoint).unwrap(), |_| {}).await, request).await
+}
+
+/// An answer of 40 frames, up to its first sound, and how many samples that had. Where the vocoder's window is 1 both
+/// stages wait for it to be read, so they are in the middle of the answer.
+async fn begun(gateway: &Engine) -> (ResponseStream, usize) {
+    let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
+    loop {
+        if let Event::Audio(chunk) = stream.next().await.unwrap() {
+            return (stream, chunk.samples.len());
+        }
+    }
+}
+
+/// The rest of an answer that began elsewhere, of which so many samples were heard, is what is missing of it.
+fn goes_on(rest: &Answer, heard: usize, truth: &Answer, case: &str) {
+    assert_eq!(rest.end, truth.end, "{case}");
+    assert!(
+        heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples),
+        "{case}: other samples"
+    );
 }
 
 async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> bool) {
@@ -83,14 +103,7 @@ async fn streams_of_a_node_that_is_killed_go_on_in_another_with_the_same_samples
     until(&gateway, "the first runs both", |health| both_run(health, "first")).await;
     let mut streams = Vec::new();
     for _ in 0..3 {
-        let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
-        // Until the first sound: both stages wait for it to be read, so they are in the middle of the answer.
-        let samples = loop {
-            if let Event::Audio(chunk) = stream.next().await.unwrap() {
-                break chunk.samples.len();
-            }
-        };
-        streams.push((stream, samples));
+        streams.push(begun(&gateway).await);
     }
     // A node that joins later.
     let _second = cluster.node("second", "");
@@ -98,11 +111,7 @@ async fn streams_of_a_node_that_is_killed_go_on_in_another_with_the_same_samples
     first.kill();
     for (stream, heard) in streams {
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("a request hangs");
-        assert_eq!(rest.end, truth.end);
-        assert!(
-            heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples),
-            "other samples"
-        );
+        goes_on(&rest, heard, &truth, "killed");
     }
     let health = gateway.health();
     assert_eq!(health.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["second"], "{health:?}");
@@ -119,17 +128,11 @@ async fn a_node_that_stops_for_a_while_is_gone_and_comes_back_as_another() {
         config.cluster.silence = Duration::from_millis(500);
     });
     let gateway = gateway.await;
-    let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
-    let heard = loop {
-        if let Event::Audio(chunk) = stream.next().await.unwrap() {
-            break chunk.samples.len();
-        }
-    };
+    let (stream, heard) = begun(&gateway).await;
     first.stop();
     let _second = cluster.node("second", "");
     let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the request hangs");
-    assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples));
-    assert_eq!(rest.end, truth.end);
+    goes_on(&rest, heard, &truth, "stopped");
     // It goes on with the sequences that it had, for which nobody listens any more.
     first.go_on();
     until(&gateway, "the first is back", |health| both_run(health, "first") && both_run(health, "second")).await;
@@ -152,17 +155,11 @@ async fn streams_of_a_node_that_is_cut_off_go_on_and_what_comes_of_it_later_is_d
             config.cluster.silence = Duration::from_millis(500);
         });
         let gateway = gateway.await;
-        let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
-        let heard = loop {
-            if let Event::Audio(chunk) = stream.next().await.unwrap() {
-                break chunk.samples.len();
-            }
-        };
+        let (stream, heard) = begun(&gateway).await;
         cut.passes(to_gateway, to_node);
         let _near = cluster.node("near", "");
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.unwrap_or_else(|_| panic!("{case}: it hangs"));
-        assert!(heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples), "{case}");
-        assert_eq!(rest.end, truth.end, "{case}");
+        goes_on(&rest, heard, &truth, &case);
         // What the node still sends of its sequences arrives now.
         cut.passes(true, true);
         until(&gateway, &case, |health| both_run(health, "far") && both_run(health, "near")).await;

@@ -1,4 +1,4 @@
-//! A stage with all its actors at the end of a link, whoever has the other end: the parent of a stage process, or a gateway.
+//! A stage with all its actors at the end of a link; at the other end is the parent of a stage process, or a gateway.
 
 use super::super::StartError;
 use super::super::journal::Edge;

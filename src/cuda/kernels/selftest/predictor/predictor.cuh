@@ -10,7 +10,7 @@
 #include "frame.cuh"
 #include "mma.cuh"
 
-// The sizes of the predictor of all published talkers: whoever launches compares.
+// The sizes of the predictor of all published talkers: a caller compares them.
 constexpr int HIDDEN = 1024, INNER = 3072, HEADS = 16, KV_HEADS = 8, HEAD = 128, CODES = 2048;
 constexpr int BLOCKS = 128;          // that run together
 constexpr int COMPUTING = 256;       // threads of a block that compute; four more warps have one lane that copies
