@@ -5,8 +5,8 @@
     scripts/soak.py --list suite.json              # only builds, and writes down which executables there are
     scripts/soak.py --suite suite.json --runs 50   # runs those, on a machine without cargo
 
-A lane runs one suite after the other, on so many cores (--cores) of its own; with more lanes than there are cores for,
-they share them, which is the load. Each lane begins at another executable, so that not all do the same at the same time.
+A lane runs one executable after the other, on so many cores (--cores) of its own; with more lanes than there are cores
+for, they share them, which is the load.
 Ends with 1 if a test failed, with what it printed in FOLDER (--logs).
 """
 
@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -45,38 +46,34 @@ def suite(cargo_arguments):
 
 
 class Soak:
-    """What the lanes share: how many suites are left to begin, and what came of those that ran."""
+    """What the lanes share: what is to begin next, and what came of those that ran."""
 
     def __init__(self, args, tests):
         self.args, self.tests, self.lock = args, tests, threading.Lock()
         self.ends = time.monotonic() + args.seconds
-        self.left, self.whole, self.unfinished, self.passed = args.runs, 0, 0, 0
+        # Every executable of a run begins before one of the next run does.
+        self.next = iter([(run, test) for run in range(1, args.runs + 1) for test in tests])
+        self.passed = 0
         self.failures = collections.Counter()
-        self.seconds = collections.defaultdict(float)
+        self.seconds = {test["name"]: [] for test in tests}
         args.logs.mkdir(parents=True, exist_ok=True)
 
     def begin(self):
         with self.lock:
-            if self.left == 0 or time.monotonic() > self.ends:
-                return False
-            self.left -= 1
-            return True
+            return next(self.next, None) if time.monotonic() < self.ends else None
 
     def lane(self, number):
         first_core, own = self.args.first_core, os.cpu_count() - self.args.first_core
         cores = {first_core + (number * self.args.cores + core) % own for core in range(self.args.cores)}
-        first, run = number * len(self.tests) // self.args.lanes, 0
-        while self.begin():
-            run += 1
-            whole = all([self.test(test, cores, f"{number}-{run}") for test in self.tests[first:] + self.tests[:first]])
-            with self.lock:
-                self.whole, self.unfinished = self.whole + whole, self.unfinished + (not whole)
+        while begun := self.begin():
+            run, test = begun
+            self.test(test, cores, run)
 
-    def test(self, test, cores, name):
-        """Whether the executable ran to its end; counts what failed."""
+    def test(self, test, cores, run):
+        """Runs an executable; counts that it came to its end, and what failed."""
         left = min(self.args.limit, self.ends - time.monotonic())
         if left <= 0:
-            return False
+            return
         began = time.monotonic()
         folder = ROOT / test["folder"]
         process = subprocess.Popen(
@@ -97,23 +94,26 @@ class Soak:
             os.killpg(process.pid, signal.SIGKILL)
             said, hung = process.communicate()[0], left >= self.args.limit
             if not hung:
-                return False  # the time of the soak is over
+                return  # the time of the soak is over
         failed = [*(FAILED.findall(said.rpartition("failures:")[2]) if process.returncode == 101 else ())]
         if hung or (process.returncode != 0 and not failed):
             failed = ["hung" if hung else f"ended with {process.returncode}"]
         with self.lock:
-            self.seconds[test["name"]] += time.monotonic() - began
+            self.seconds[test["name"]].append(time.monotonic() - began)
             self.passed += sum(int(passed) for passed, _ in PASSED.findall(said))
             for what in failed:
                 self.failures[f"{test['name']} {what}"] += 1
         if failed:
-            (self.args.logs / f"{name}-{re.sub('[/:]', '_', test['name'])}.log").write_text(said)
-        return True
+            (self.args.logs / f"{run}-{re.sub('[/:]', '_', test['name'])}.log").write_text(said)
+
+    def whole(self):
+        """How many times the whole suite ran to its end."""
+        return min(len(times) for times in self.seconds.values())
 
     def report(self):
-        print(f"{self.whole} suites ran to their end, {self.unfinished} did not; {self.passed} tests passed")
-        for name, seconds in sorted(self.seconds.items(), key=lambda item: -item[1])[:8]:
-            print(f"  {seconds / max(self.whole, 1):6.1f} s a suite: {name}")
+        print(f"the suite ran {self.whole()} times to its end; {self.passed} tests passed")
+        for name, times in sorted(self.seconds.items(), key=lambda item: -sum(item[1]))[:8]:
+            print(f"  {statistics.mean(times or [0]):6.1f} s, {len(times)} times: {name}")
         for what, count in self.failures.most_common():
             print(f"FAILED {count}: {what}")
 
@@ -144,7 +144,7 @@ def main():
     for lane in lanes:
         lane.join()
     soak.report()
-    return 1 if soak.failures or soak.whole == 0 else 0
+    return 1 if soak.failures or soak.whole() == 0 else 0
 
 
 if __name__ == "__main__":
