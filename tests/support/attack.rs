@@ -70,6 +70,7 @@ impl Attacked {
         attacked.becomes_ready();
         attacked.truth = attacked.patiently(&Ask::json(SPEECH, &attacked.ordinary)).body;
         assert!(attacked.truth.starts_with(b"RIFF") && attacked.truth.len() > 1000, "nothing was said");
+        attacked.waits_for_rest();
         attacked.idle = attacked.memory("VmHWM");
         if let Some(figures) = &attacked.figures {
             figures.watch(attacked.url());

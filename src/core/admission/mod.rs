@@ -352,7 +352,7 @@ impl AdmissionCore {
         };
         let ahead = self.first_sounds_to_come(asked.chat);
         let expected = self.first_sounds.expect((asked.chat, asked.tenant.id), ahead, now);
-        if self.streams.is_empty() {
+        if self.streams.values().all(|stream| stream.complete) {
             // The first stream of an idle server finds out how fast it is. Only a client that wants more than the server
             // promises is told that it would be too slow.
             let wants_more = deadline < self.limits.first_audio;

@@ -106,6 +106,18 @@ fn in_time(kept: &[Kept]) -> f64 {
 }
 
 #[test]
+fn a_stream_whose_sound_has_all_come_is_in_nobodys_way() {
+    let mut core = admission(4, true);
+    let slow = core.enter(&asked(LISTENED), ms(0)).unwrap();
+    core.waits(slow, ms(0));
+    core.heard(slow, ms(80), ms(3000));
+    let refusal = core.enter(&asked(LISTENED), ms(3000)).unwrap_err();
+    assert!(matches!(refusal.reason, Reason::FirstSound { .. }), "{refusal:?}");
+    core.complete(slow);
+    core.enter(&asked(LISTENED), ms(3000)).unwrap();
+}
+
+#[test]
 fn under_four_times_the_load_accepted_streams_are_in_time() {
     let mut paper = Paper::new(64, 6.0);
     // 6 s of speech per second in pieces of 4 s: 1.5 requests per second can be served, 6 come.
