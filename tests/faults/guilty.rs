@@ -62,7 +62,6 @@ async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> boo
 async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule) {
     let stage = rule.stage.unwrap();
     let case = format!("{placement:?} {stage} {:?} {:?}", rule.point, rule.kind);
-    let rule_is_of_connector = rule.point == FaultPoint::Connector;
     let undisturbed = broken(placement, Vec::new()).await;
     let truth = [heard(&undisturbed, asked(2), &case).await, heard(&undisturbed, asked(3), &case).await];
     drop(undisturbed);
@@ -77,10 +76,7 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
     // The stream ends before the stage's status says why.
     until(&engine, &case, |health| health.ready && health[stage].restarts >= 3).await;
     let health = &engine.health()[stage];
-    // What was under way to it for the request that was ended may meet a connector once more.
-    let more = u32::from(rule_is_of_connector);
-    assert_eq!(health.state, StageState::Running, "{case}: {health:?}");
-    assert!((3..=3 + more).contains(&health.restarts), "{case}: {health:?}");
+    assert_eq!((health.state, health.restarts), (StageState::Running, 3), "{case}: {health:?}");
     assert!(heard(&engine, asked(3), &case).await.samples == truth[1].samples, "{case}: the one after");
     idle(&engine).await;
 }
@@ -109,14 +105,15 @@ async fn a_request_that_kills_the_process_of_its_stage_is_found_by_what_the_proc
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whichever_actor_a_request_crashes_it_is_the_one_that_is_ended() {
+    // The connector not at the thinker: that may think on before its input comes, and fails at other places each time.
     for (at, point) in [
         FaultPoint::Open,
         FaultPoint::Completion,
         FaultPoint::Sampler,
         FaultPoint::Scheduler,
         FaultPoint::Packager,
-        FaultPoint::Outbound,
         FaultPoint::Connector,
+        FaultPoint::Outbound,
     ]
     .into_iter()
     .enumerate()
