@@ -238,5 +238,8 @@ impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            self.lines.iter().for_each(|line| println!("node: {line}"));
+        }
     }
 }
