@@ -120,8 +120,9 @@ pub trait StageReports: Send + Sync {
     /// Input of one attempt of a sequence, from `unit` on, got lost on its edge: the stage has dropped the sequence,
     /// and takes another attempt.
     fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq);
-    /// The stage takes sequences from now on; those it had before are lost.
-    fn stage_up(&self, stage: StageName);
+    /// The stage takes sequences from now on; those it had before are lost. `show` makes its status say so: who sees it
+    /// running may rely on that it is used, and a sequence that goes on can end only after its restart is seen.
+    fn stage_up(&self, stage: StageName, show: &mut dyn FnMut());
     /// All sequences of the stage are lost. How that counts against the stage.
     fn stage_down(&self, stage: StageName, failure: &StageFailure) -> Attribution;
     /// A stage that is down will not come up again.

@@ -160,11 +160,12 @@ impl SimulatedStage {
         running.runner = built.map_or(RunnerState::Broken, |runner| RunnerState::Built(Box::new(runner)));
         let recovered = std::mem::take(&mut self.failed);
         self.handle.set_current(Some(Arc::clone(&running.stage)));
-        self.handle.update(|status| {
-            status.restarts += u32::from(recovered);
-            status.state = StageState::Running;
+        self.setup.reports.stage_up(self.setup.name, &mut || {
+            self.handle.update(|status| {
+                status.restarts += u32::from(recovered);
+                status.state = StageState::Running;
+            });
         });
-        self.setup.reports.stage_up(self.setup.name);
         Ok(())
     }
 

@@ -193,12 +193,13 @@ impl SupervisorState {
         }
         self.up = true;
         self.handle.set_current(Some(stage));
-        // At once: a watcher that sees the restart must see it running.
-        self.handle.update(|status| {
-            status.restarts += u32::from(recovered.is_some());
-            status.state = StageState::Running;
+        self.setup.reports.stage_up(self.setup.name, &mut || {
+            // At once: a watcher that sees the restart must see it running.
+            self.handle.update(|status| {
+                status.restarts += u32::from(recovered.is_some());
+                status.state = StageState::Running;
+            });
         });
-        self.setup.reports.stage_up(self.setup.name);
         tracing::info!(stage = %self.setup.name, replica = self.handle.replica(), generation = generation.0, "stage running");
     }
 

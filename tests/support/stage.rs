@@ -103,7 +103,9 @@ impl StageReports for FaultContext {
     fn input_lost(&self, request: RequestId, _: StageName, _: Attempt, unit: Seq) {
         self.failed.lock().unwrap().push((request, format!("input unit {unit} was lost")));
     }
-    fn stage_up(&self, _: StageName) {}
+    fn stage_up(&self, _: StageName, show: &mut dyn FnMut()) {
+        show();
+    }
     fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {
         assert!(self.may_die.load(Ordering::Relaxed), "the stage died: {}", failure.reason);
         self.deaths.lock().unwrap().push(failure.reason.clone());

@@ -294,12 +294,13 @@ impl SupervisorState {
         self.setup.metrics.generation.set(f64::from(generation.0));
         running.remote.made_nothing_yet();
         running.remote.set_open(true);
-        self.handle.update(|status| {
-            status.generation = generation;
-            status.restarts += u32::from(recovered.is_some());
-            status.state = StageState::Running;
+        self.setup.ends.reports.stage_up(self.handle.name(), &mut || {
+            self.handle.update(|status| {
+                status.generation = generation;
+                status.restarts += u32::from(recovered.is_some());
+                status.state = StageState::Running;
+            });
         });
-        self.setup.ends.reports.stage_up(self.handle.name());
     }
 
     /// Closes the replica to new sequences first and reports the loss of those that it had second.

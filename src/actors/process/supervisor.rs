@@ -359,16 +359,20 @@ impl SupervisorState {
         self.setup.metrics.generation.set(f64::from(generation.0));
         self.down.1 = None;
         running.remote.set_open(true);
-        self.handle.update(|status| {
-            status.generation = generation;
-            status.restarts += u32::from(recovered.is_some());
-            status.state = StageState::Running;
-        });
+        let mut show = || {
+            self.handle.update(|status| {
+                status.generation = generation;
+                status.restarts += u32::from(recovered.is_some());
+                status.state = StageState::Running;
+            });
+        };
         // The child may report a state more than once.
         if self.up < generation {
             self.up = generation;
             running.remote.made_nothing_yet();
-            self.setup.ends.reports.stage_up(self.handle.name());
+            self.setup.ends.reports.stage_up(self.handle.name(), &mut show);
+        } else {
+            show();
         }
     }
 

@@ -17,10 +17,12 @@ impl Ledger {
         self.post(Post::SequenceFailed(replica, request, reason));
     }
 
-    fn stage_up(&self, replica: Replica) {
+    fn stage_up(&self, replica: Replica, show: &mut dyn FnMut()) {
         let Replica { stage, number } = replica;
         let mut state = self.lock();
         state.seats[stage as usize].up(number.into());
+        // Under the lock: a request that comes when the status is seen finds the seats.
+        show();
         let unfinished =
             state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request);
         let waiting = unfinished.filter(|request| state.seats[stage as usize].of(*request).is_none()).collect();
@@ -88,8 +90,8 @@ impl StageReports for Reports {
         self.ledger.post(Post::InputLost(self.replica, request, attempt, unit));
     }
 
-    fn stage_up(&self, _: StageName) {
-        self.ledger.stage_up(self.replica);
+    fn stage_up(&self, _: StageName, show: &mut dyn FnMut()) {
+        self.ledger.stage_up(self.replica, show);
     }
 
     fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {

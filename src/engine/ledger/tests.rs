@@ -21,7 +21,7 @@ fn answered() -> (Arc<Ledger>, ResponseStream) {
     let metrics = RequestMetrics::new(Recorder::default());
     let ledger = Ledger::new(limits, Stages::single(&StageName::OF_TEXT), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
     let ledger = Arc::new(ledger);
-    StageName::OF_TEXT.into_iter().for_each(|stage| reports(&ledger, stage).stage_up(stage));
+    StageName::OF_TEXT.into_iter().for_each(|stage| reports(&ledger, stage).stage_up(stage, &mut || {}));
     let plan = RequestPlan {
         owed: Owed { text: true, audio: true },
         seed: 1,

@@ -263,7 +263,9 @@ impl StageReports for Parent {
     }
 
     /// The parent learns it from the stage's status.
-    fn stage_up(&self, _: StageName) {}
+    fn stage_up(&self, _: StageName, show: &mut dyn FnMut()) {
+        show();
+    }
 
     /// The parent knows the requests, and counts.
     fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {
