@@ -71,8 +71,8 @@ impl Offer {
     /// Whether its texts are as short as those of a node are.
     pub fn is_sane(&self) -> bool {
         let texts = [&self.name, &self.host, &self.arithmetic, &self.terms.program];
-        let short = |text: &&String| text.len() <= LONGEST && !text.contains(char::is_control);
-        texts.iter().all(|text| short(text)) && self.stages.len() <= StageName::ALL.len()
+        let short = |text: &String| text.len() <= LONGEST && !text.contains(char::is_control);
+        texts.into_iter().all(short) && self.stages.len() <= StageName::ALL.len()
     }
 }
 
@@ -105,7 +105,7 @@ pub struct DrainOrder {
 pub enum Leave {
     /// Whether these may leave together.
     May(Vec<NodeId>),
-    /// Nothing: they stay, because another gateway said no.
+    /// Nothing: they stay, because another gateway said no, or have come back.
     Stay(Vec<NodeId>),
 }
 

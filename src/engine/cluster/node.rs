@@ -64,22 +64,9 @@ pub(super) async fn serve(
             asked = node.asked() => match asked.question() {
                 Question::Drain => match decoded::<DrainOrder>(&asked.request()) {
                     None => asked.refuse("it speaks another protocol"),
-                    Some(DrainOrder { undo: true, .. }) => {
-                        service.begin();
-                        asked.confirm();
-                    }
-                    Some(DrainOrder { force: true, .. }) => service.end(asked, links.len()),
-                    Some(DrainOrder { with, .. }) => {
-                        let (node, may) = (&node, encoded(&Leave::May(with.clone()))?);
-                        let stay = encoded(&Leave::Stay(with))?;
-                        asking.push(async move {
-                            let allowed = node.may_leave(may).await;
-                            if allowed.is_err() {
-                                // Those that do not hear it forget it soon.
-                                let _ = node.may_leave(stay).await;
-                            }
-                            (asked, allowed)
-                        });
+                    Some(order) => {
+                        let node = &node;
+                        asking.push(async move { (asked, decide(node, order).await) });
                     }
                 },
                 Question::Open => {
@@ -96,9 +83,13 @@ pub(super) async fn serve(
                     }
                 }
             },
-            Some((asked, allowed)) = asking.next() => match allowed {
-                Ok(()) => service.end(asked, links.len()),
-                Err(error) => asked.refuse(&error.to_string()),
+            Some((asked, decision)) = asking.next() => match decision {
+                Decision::Leave => service.end(asked, links.len()),
+                Decision::Back => {
+                    service.begin();
+                    asked.confirm();
+                }
+                Decision::Stay(reason) => asked.refuse(&reason),
             },
             Some(ended) = links.join_next(), if !links.is_empty() => {
                 // A link whose task panicked has taken its stage with it.
@@ -152,6 +143,36 @@ fn share(config: &Config) -> Config {
         stage.replicas = Replicas::Count(1);
     }
     config
+}
+
+/// What becomes of an order to leave, or to come back.
+enum Decision {
+    Leave,
+    Back,
+    /// And why.
+    Stay(String),
+}
+
+/// Asks the gateways whether they can do without the nodes of an order, if it is not to be forced.
+async fn decide(node: &Node, DrainOrder { undo, force, with }: DrainOrder) -> Decision {
+    let ask = async |question: Leave| {
+        let question = encoded(&question).map_err(|error| error.to_string())?;
+        node.may_leave(question).await.map_err(|error| error.to_string())
+    };
+    let allowed = match (undo, force) {
+        (false, true) => return Decision::Leave,
+        (false, false) => ask(Leave::May(with.clone())).await,
+        (true, _) => Ok(()),
+    };
+    if undo || allowed.is_err() {
+        // Gateways that do not hear it forget soon that these were to leave.
+        let _ = ask(Leave::Stay(with)).await;
+    }
+    match allowed {
+        Ok(()) if undo => Decision::Back,
+        Ok(()) => Decision::Leave,
+        Err(reason) => Decision::Stay(reason),
+    }
 }
 
 /// Whether gateways may use this node.
