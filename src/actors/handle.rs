@@ -6,6 +6,7 @@ use crate::process::RemoteStage;
 use crate::setup::AckSink;
 use omni_core::ids::{Generation, Replica, RequestId, StageName};
 use omni_core::scheduler::Ack;
+use omni_telemetry::ReplicaOnNode;
 use ractor::ActorCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -181,7 +182,21 @@ impl StageHandle {
 
     /// The node that runs it, where one does.
     pub fn node(&self) -> Option<String> {
-        self.remote()?.node.clone()
+        Some(self.remote()?.node.as_ref()?.name.clone())
+    }
+
+    /// The series of the node that runs it, where one does.
+    pub fn node_metrics(&self) -> Option<ReplicaOnNode> {
+        let remote = self.remote()?;
+        let node = remote.node.as_ref()?;
+        Some(ReplicaOnNode {
+            node: node.name.clone(),
+            stage: self.name,
+            replica: self.replica.unwrap_or(0),
+            sequences: remote.load().sequences,
+            restarts: self.status.borrow().restarts,
+            link: node.traffic.clone(),
+        })
     }
 
     /// The metrics of its process, in Prometheus' text format. A node tells its own.

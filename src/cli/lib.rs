@@ -27,7 +27,7 @@ pub use omni_model::weights::EmbeddedFiles;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use omni_engine::process;
-use omni_tools::{bench, chaos, exit, simulate, trace, verify};
+use omni_tools::{bench, chaos, cluster, exit, simulate, trace, verify};
 use std::process::ExitCode;
 
 /// A serving runtime for models that talk
@@ -56,6 +56,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
+    Drain(cluster::drain::DrainArgs),
+    Top(cluster::top::TopArgs),
     #[command(hide = true)]
     Stage(stage::StageArgs),
     #[command(hide = true)]
@@ -83,6 +85,8 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
         Command::Chaos(args) => on_runtime(chaos::execute(args, embedded)),
         Command::Trace(args) => on_runtime(trace::execute(args, embedded)),
+        Command::Drain(args) => on_runtime(cluster::drain::execute(args)),
+        Command::Top(args) => on_runtime(cluster::top::execute(args)),
         Command::Stage(args) => on_runtime(Box::pin(stage::execute(args, embedded))),
     };
     match outcome {

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 ///
 /// The servers are gateways: `omni-actors run` with stages whose placement is "nodes". This runs the stages that
 /// cluster.stages of its config names, for every gateway that it is joined to, until Ctrl-C or SIGTERM; then what it had
-/// goes on in other nodes. It needs the same checkpoint, and certificates of the same authority (docs/cluster.md).
+/// goes on in other nodes, as with `omni-actors drain`. It needs the same checkpoint, and certificates of the same authority (docs/cluster.md).
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   omni-actors node --join gateway.example.org:7447 node.toml

@@ -1,19 +1,27 @@
 //! A gateway: hears which nodes join and leave, and opens links to them.
 
 use super::line::{Duplex, Ear, Lines};
+use super::node::answer;
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zenoh::Session;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::pubsub::Subscriber;
+use zenoh::query::{Query, Queryable, Reply};
 use zenoh::sample::{Sample, SampleKind};
 
-/// How long a node may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How long the other side may take to answer.
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// The same of a node that leaves: it asks gateways, and ends its stages.
+const LEAVE: Duration = Duration::from_secs(30);
+
+/// Whether these nodes may leave, in the words of the one that knows what they are used for. Called by Zenoh's receiving
+/// thread: it must not wait.
+pub type MayLeave = Box<dyn Fn(Bytes) -> Result<(), String> + Send + Sync>;
 
 /// A node came or went. Each session of a node has a name of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +40,7 @@ pub struct Gateway {
     lines: Arc<Lines>,
     changes: flume::Receiver<Change>,
     opened: AtomicU64,
+    _spare: Queryable<()>,
     _token: LivelinessToken,
     _members: Subscriber<()>,
 }
@@ -41,12 +50,20 @@ impl Gateway {
     ///
     /// # Errors
     /// [`ClusterError::Session`] when it cannot listen, or a file of its certificates cannot be used.
-    pub async fn start(settings: &Settings) -> Result<Gateway, ClusterError> {
+    pub async fn start(settings: &Settings, may_leave: MayLeave) -> Result<Gateway, ClusterError> {
         let session = settings.open().await?;
         let name = session.zid().to_string();
         let lines = Arc::new(Lines::default());
         // As many as there are nodes that come and go.
         let (tell, changes) = flume::bounded(4096);
+        let runtime = tokio::runtime::Handle::current();
+        // Zenoh's receiving thread asks: another one answers.
+        let spares = move |query: Query| {
+            let nodes = query.payload().map_or_else(Bytes::new, |nodes| Bytes::from(nodes.to_bytes().into_owned()));
+            let said = may_leave(nodes).map(|()| Bytes::new());
+            runtime.spawn_blocking(move || answer(&query, said));
+        };
+        let spare = session.declare_queryable(format!("omni/gateway/{name}/spare")).callback(spares).await?;
         let token = session.liveliness().declare_token(format!("omni/gateway/{name}")).await?;
         let (asking, runtime, its) = (session.clone(), tokio::runtime::Handle::current(), Arc::clone(&lines));
         // A node may be gone again before it has said what it offers.
@@ -59,7 +76,7 @@ impl Gateway {
                     let (session, present) = (asking.clone(), Arc::clone(&present));
                     locked(&present).insert(node.clone());
                     runtime.spawn(async move {
-                        match ask(&session, &format!("omni/node/{node}/offer"), Bytes::new()).await {
+                        match ask(&session, &format!("omni/node/{node}/offer"), Bytes::new(), ANSWER).await {
                             Ok(_) if !locked(&present).contains(&node) => {}
                             Ok(offer) => _ = tell.send_async(Change::Joined(node, offer)).await,
                             Err(error) => tracing::warn!(node, %error, "a node joined and does not say what it offers"),
@@ -75,7 +92,7 @@ impl Gateway {
         };
         let members = session.liveliness().declare_subscriber("omni/node/*").history(true).callback(changed).await?;
         let (silence, opened) = (settings.silence, AtomicU64::new(0));
-        Ok(Gateway { session, name, silence, lines, changes, opened, _token: token, _members: members })
+        Ok(Gateway { session, name, silence, lines, changes, opened, _spare: spare, _token: token, _members: members })
     }
 
     /// The name of this session.
@@ -101,10 +118,25 @@ impl Gateway {
         let link = format!("{}-{number}", self.name);
         let ear = Ear::open(&self.session, format!("omni/link/{link}/up")).await?;
         let key = format!("omni/node/{node}/open?gateway={};link={link}", self.name);
-        ask(&self.session, &key, request).await?;
+        ask(&self.session, &key, request, ANSWER).await?;
         let (duplex, state) = ear.speak(&self.session, format!("omni/link/{link}/down"), self.silence).await?;
         self.lines.add(node, &state);
         Ok(duplex)
+    }
+
+    /// Asks a node to leave, or to come back. It has done so when this returns.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`] with the node's reason, or when it does not answer.
+    pub async fn drain(&self, node: &str, order: Bytes) -> Result<(), ClusterError> {
+        ask(&self.session, &format!("omni/node/{node}/drain"), order, LEAVE).await.map(|_| ())
+    }
+
+    /// How long a question to a node and its answer take. `None` if it does not answer.
+    pub async fn round_trip(&self, node: &str) -> Option<Duration> {
+        let begun = Instant::now();
+        ask(&self.session, &format!("omni/node/{node}/offer"), Bytes::new(), ANSWER).await.ok()?;
+        Some(begun.elapsed())
     }
 }
 
@@ -114,15 +146,22 @@ fn locked(present: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>>
 }
 
 /// The answer of the one that has declared the key.
-async fn ask(session: &Session, key: &str, payload: Bytes) -> Result<Bytes, ClusterError> {
-    let answers = session.get(key).payload(payload).timeout(ANSWER).await?;
+async fn ask(session: &Session, key: &str, payload: Bytes, patience: Duration) -> Result<Bytes, ClusterError> {
+    let answers = session.get(key).payload(payload).timeout(patience).await?;
     match answers.recv_async().await {
-        Ok(reply) => match reply.result() {
-            Ok(sample) => Ok(Bytes::from(sample.payload().to_bytes().into_owned())),
-            Err(refused) => {
-                Err(ClusterError::Refused(String::from_utf8_lossy(&refused.payload().to_bytes()).into_owned()))
-            }
-        },
+        Ok(reply) => answered(&reply),
         Err(_) => Err(ClusterError::Refused("it does not answer".to_owned())),
+    }
+}
+
+/// What one of those that were asked says.
+pub(super) fn answered(reply: &Reply) -> Result<Bytes, ClusterError> {
+    match reply.result() {
+        Ok(sample) => Ok(Bytes::from(sample.payload().to_bytes().into_owned())),
+        Err(refused) => {
+            // Zenoh's own word for one that takes too long.
+            let said = String::from_utf8_lossy(&refused.payload().to_bytes()).replace("Timeout", "it does not answer");
+            Err(ClusterError::Refused(said))
+        }
     }
 }

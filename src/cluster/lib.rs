@@ -4,9 +4,11 @@
 //! ```text
 //! key                          declared by    what
 //! omni/gateway/GATEWAY         a gateway      a liveliness token
+//! omni/gateway/GATEWAY/spare   a gateway      answers whether nodes may leave
 //! omni/node/NODE               a node         a liveliness token
 //! omni/node/NODE/offer         a node         answers with what it offers
 //! omni/node/NODE/open          a node         answers whether it opens a link
+//! omni/node/NODE/drain         a node         leaves its gateways, or comes back, and answers when it has
 //! omni/link/LINK/down, up      both           the frames of one link, to the node and from it
 //! ```
 //!
@@ -27,7 +29,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use gateway::{Change, Gateway};
+pub use gateway::{Change, Gateway, MayLeave};
 pub use line::{Duplex, Line};
-pub use node::{Asked, Node};
+pub use node::{Asked, Node, Question};
 pub use session::{ClusterError, Settings, Tls};

@@ -10,7 +10,7 @@
 
 use super::session::ClusterError;
 use bytes::Bytes;
-use flume::RecvTimeoutError;
+use flume::{RecvTimeoutError, WeakSender};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -27,8 +27,12 @@ const OUTGOING: usize = 64;
 const INCOMING: usize = 1 << 16;
 /// The number of a beat.
 const BEAT: u64 = u64::MAX;
-/// The number of a last word.
+/// The number of a last word, which may say why.
 const END: u64 = u64::MAX - 1;
+/// Longest reason that is taken from the other side.
+const LONGEST_REASON: usize = 200;
+/// An end for which there is no more to say.
+const CLOSED: &str = "this side has closed the link";
 
 /// Both directions of a link, as one end has them.
 pub struct Duplex {
@@ -48,11 +52,16 @@ impl Line {
     pub fn reason(&self) -> Option<String> {
         self.0.reason.get().cloned()
     }
+
+    /// Ends the link at once, and tells the other side why.
+    pub fn end(&self, reason: &str) {
+        self.0.close(reason);
+    }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.0.close("this side has closed the link");
+        self.0.close(CLOSED);
     }
 }
 
@@ -66,6 +75,8 @@ pub(super) struct State {
     reason: OnceLock<String>,
     /// `None` once the link has ended.
     arrived: Mutex<Option<flume::Sender<Bytes>>>,
+    /// In front of the thread that sends, which waits there.
+    mouth: OnceLock<WeakSender<Bytes>>,
 }
 
 impl State {
@@ -77,6 +88,7 @@ impl State {
             expected: AtomicU64::new(0),
             reason: OnceLock::new(),
             arrived: Mutex::new(Some(arrived)),
+            mouth: OnceLock::new(),
         };
         (Arc::new(state), receive)
     }
@@ -85,6 +97,10 @@ impl State {
     pub fn close(&self, reason: &str) {
         let _ = self.reason.set(reason.to_owned());
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mouth) = self.mouth.get().and_then(WeakSender::upgrade) {
+            // One that has no room does not wait there.
+            let _ = mouth.try_send(Bytes::new());
+        }
     }
 
     fn is_closed(&self) -> bool {
@@ -105,7 +121,7 @@ impl State {
         let expected = self.expected.load(Ordering::Relaxed);
         match number {
             Some(BEAT) => {}
-            Some(END) => self.close("the other side has closed the link"),
+            Some(END) => self.close(&ended(&frame())),
             Some(number) if number == expected => {
                 self.expected.store(expected + 1, Ordering::Relaxed);
                 let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -116,6 +132,13 @@ impl State {
             number => self.close(&format!("frame {number:?} came where {expected} was due")),
         }
     }
+}
+
+/// What the other side's last word means.
+fn ended(word: &[u8]) -> String {
+    let said = String::from_utf8_lossy(&word[..word.len().min(LONGEST_REASON)]);
+    let closed = "the other side has closed the link";
+    if said.is_empty() { closed.to_owned() } else { format!("{closed}: {said}") }
 }
 
 /// The end of a link that hears already and does not speak yet.
@@ -150,6 +173,7 @@ impl Ear {
         let publisher =
             session.declare_publisher(key).congestion_control(CongestionControl::Block).express(true).await?;
         let (line, kept) = (Line(Arc::clone(&state)), Arc::clone(&state));
+        let _ = state.mouth.set(send.downgrade());
         // From here on both ends beat.
         state.heard.store(state.since_made(), Ordering::Relaxed);
         let thread = std::thread::Builder::new().name("cluster-link".to_owned());
@@ -177,13 +201,15 @@ impl Mouth {
         }
         while !self.state.is_closed() {
             let sent = match self.outgoing.recv_timeout(beat) {
+                // It was only woken.
+                Ok(frame) if frame.is_empty() && self.state.is_closed() => break,
                 Ok(frame) => {
                     number += 1;
                     self.put(frame, number - 1)
                 }
                 Err(RecvTimeoutError::Timeout) => self.put(Bytes::new(), BEAT),
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.state.close("this side has closed the link");
+                    self.state.close(CLOSED);
                     Ok(())
                 }
             };
@@ -196,7 +222,8 @@ impl Mouth {
             }
         }
         // What was sent before the end is sent; what waits behind a link that broke has no receiver.
-        let _ = self.put(Bytes::new(), END);
+        let reason = self.state.reason.get().filter(|reason| *reason != CLOSED).cloned().unwrap_or_default();
+        let _ = self.put(reason.into(), END);
     }
 
     /// What is sent before the other end is known to listen is sent to nobody.
@@ -257,7 +284,9 @@ mod tests {
         let (frames, reason) = taken(&[0, 2, 1]);
         assert_eq!((frames, reason.unwrap().as_str()), (1, "frame Some(2) came where 1 was due"));
         assert_eq!(taken(&[0, 0]).0, 1, "a frame that comes twice");
-        assert_eq!(taken(&[0, END]).1.unwrap(), "the other side has closed the link");
+        assert_eq!(taken(&[0, END]).1.unwrap(), "the other side has closed the link: frame");
+        assert_eq!(ended(b""), "the other side has closed the link");
+        assert!(ended(&[b'x'; 1 << 20]).len() < 2 * LONGEST_REASON);
         assert_eq!(taken(&[END, 0]).0, 0, "what comes behind the end");
     }
 

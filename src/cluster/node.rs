@@ -1,5 +1,6 @@
 //! A node: says that it is there and what it offers, and is asked for links.
 
+use super::gateway::{ANSWER, answered};
 use super::line::{Duplex, Ear, Lines};
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use zenoh::Session;
 use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::pubsub::Subscriber;
-use zenoh::query::{Query, Queryable};
+use zenoh::query::{ConsolidationMode, Query, QueryTarget, Queryable};
 use zenoh::sample::{Sample, SampleKind};
 
 /// Gateways that ask at the same time; one more has no answer and asks again.
@@ -21,9 +22,8 @@ pub struct Node {
     name: String,
     silence: Duration,
     lines: Arc<Lines>,
-    asked: flume::Receiver<Query>,
-    _offer: Queryable<()>,
-    _open: Queryable<()>,
+    asked: flume::Receiver<(Question, Query)>,
+    _answers: [Queryable<()>; 3],
     _token: LivelinessToken,
     _gateways: Subscriber<()>,
 }
@@ -45,8 +45,13 @@ impl Node {
         };
         let told = session.declare_queryable(format!("omni/node/{name}/offer")).callback(tell_offer).await?;
         let (tell, asked) = flume::bounded(ASKING);
-        let asks = move |query: Query| _ = tell.try_send(query);
-        let open = session.declare_queryable(format!("omni/node/{name}/open")).callback(asks).await?;
+        let asks = |question| {
+            let tell = tell.clone();
+            move |query: Query| _ = tell.try_send((question, query))
+        };
+        let open = session.declare_queryable(format!("omni/node/{name}/open")).callback(asks(Question::Open)).await?;
+        let drain =
+            session.declare_queryable(format!("omni/node/{name}/drain")).callback(asks(Question::Drain)).await?;
         let its = Arc::clone(&lines);
         let changed = move |sample: Sample| {
             let gateway = sample.key_expr().as_str().strip_prefix("omni/gateway/");
@@ -58,7 +63,8 @@ impl Node {
         // The last: who sees it may ask.
         let token = session.liveliness().declare_token(format!("omni/node/{name}")).await?;
         let silence = settings.silence;
-        Ok(Node { session, name, silence, lines, asked, _offer: told, _open: open, _token: token, _gateways: gateways })
+        let answers = [told, open, drain];
+        Ok(Node { session, name, silence, lines, asked, _answers: answers, _token: token, _gateways: gateways })
     }
 
     /// The name of this session.
@@ -66,23 +72,51 @@ impl Node {
         &self.name
     }
 
-    /// Waits until a gateway asks for a link.
+    /// Waits until a gateway asks for something.
     pub async fn asked(&self) -> Asked<'_> {
         match self.asked.recv_async().await {
-            Ok(query) => Asked { node: self, query },
-            // The queryable, which has the other end, lives as long as this.
+            Ok((question, query)) => Asked { node: self, question, query },
+            // The queryables, which have the other end, live as long as this.
             Err(_) => std::future::pending().await,
         }
     }
+
+    /// Asks all gateways that it is joined to whether nodes may leave, in words that this crate does not know.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`] with the reason of one that says no, or when one does not answer.
+    pub async fn may_leave(&self, nodes: Bytes) -> Result<(), ClusterError> {
+        let all = self.session.get("omni/gateway/*/spare").target(QueryTarget::All);
+        let answers = all.consolidation(ConsolidationMode::None).payload(nodes).timeout(ANSWER).await?;
+        while let Ok(reply) = answers.recv_async().await {
+            answered(&reply)?;
+        }
+        Ok(())
+    }
 }
 
-/// A gateway that asks for a link. Dropped, it has no answer.
+/// What a gateway asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// A link.
+    Open,
+    /// That the node leaves, or comes back.
+    Drain,
+}
+
+/// A gateway that asks for something. Dropped, it has no answer.
 pub struct Asked<'a> {
     node: &'a Node,
+    question: Question,
     query: Query,
 }
 
 impl Asked<'_> {
+    /// What it asks for.
+    pub fn question(&self) -> Question {
+        self.question
+    }
+
     /// What the gateway says.
     pub fn request(&self) -> Bytes {
         self.query.payload().map_or_else(Bytes::new, |payload| Bytes::from(payload.to_bytes().into_owned()))
@@ -112,14 +146,19 @@ impl Asked<'_> {
         Ok(duplex)
     }
 
-    /// Opens none.
+    /// It is done.
+    pub fn confirm(self) {
+        answer(&self.query, Ok(Bytes::new()));
+    }
+
+    /// It is not done.
     pub fn refuse(self, reason: &str) {
         answer(&self.query, Err(reason.to_owned()));
     }
 }
 
 /// One small message.
-fn answer(query: &Query, answer: Result<Bytes, String>) {
+pub(super) fn answer(query: &Query, answer: Result<Bytes, String>) {
     let answered = match answer {
         Ok(bytes) => query.reply(query.key_expr().clone(), bytes).wait(),
         Err(reason) => query.reply_err(reason).wait(),

@@ -15,10 +15,15 @@ fn settings() -> (Settings, Settings) {
     (listens, joins)
 }
 
+/// A gateway that spares every node.
+fn any() -> MayLeave {
+    Box::new(|_| Ok(()))
+}
+
 /// A gateway, a node that has joined it, and a link between them: the gateway's end and the node's.
 async fn linked() -> (Gateway, Node, Duplex, Duplex) {
     let (listens, joins) = settings();
-    let gateway = Gateway::start(&listens).await.unwrap();
+    let gateway = Gateway::start(&listens, any()).await.unwrap();
     let node = Node::start(&joins, Bytes::from_static(b"an offer")).await.unwrap();
     let joined = tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
     assert_eq!(joined, Change::Joined(node.name().to_owned(), Bytes::from_static(b"an offer")));
@@ -83,7 +88,7 @@ async fn links_end_with_the_session_of_either_side() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_says_why_it_opens_no_link() {
     let (listens, joins) = settings();
-    let gateway = Gateway::start(&listens).await.unwrap();
+    let gateway = Gateway::start(&listens, any()).await.unwrap();
     let node = Node::start(&joins, Bytes::new()).await.unwrap();
     tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
     let refuses = async { node.asked().await.refuse("no share is left") };
@@ -92,9 +97,47 @@ async fn a_node_says_why_it_opens_no_link() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_is_ended_tells_the_other_side_why_and_at_once() {
+    // Its threads would wait for a quarter of PATIENCE.
+    let (_gateway, _node, ours, theirs) = linked().await;
+    let begun = std::time::Instant::now();
+    theirs.line.end("the node is drained");
+    assert_eq!(next(&ours).await, None);
+    assert_eq!(ours.line.reason().unwrap(), "the other side has closed the link: the node is drained");
+    assert!(begun.elapsed() < PATIENCE / 4, "it was told by a beat");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_leaves_when_every_gateway_spares_it() {
+    let asked = |says: Result<(), &'static str>| -> MayLeave {
+        Box::new(move |nodes| {
+            assert_eq!(nodes, "these");
+            says.map_err(str::to_owned)
+        })
+    };
+    let ((first, joins), (second, also)) = (settings(), settings());
+    let joins = Settings { join: [joins.join, also.join].concat(), ..joins };
+    let _spares = Gateway::start(&first, asked(Ok(()))).await.unwrap();
+    let node = Node::start(&joins, Bytes::new()).await.unwrap();
+    tokio::time::timeout(PATIENCE, _spares.changed()).await.unwrap();
+    node.may_leave("these".into()).await.unwrap();
+    let keeps = Gateway::start(&second, asked(Err("it is the last"))).await.unwrap();
+    tokio::time::timeout(PATIENCE, keeps.changed()).await.unwrap();
+    assert_eq!(node.may_leave("these".into()).await.unwrap_err().to_string(), "it is the last");
+
+    let drains = async {
+        let asked = node.asked().await;
+        assert_eq!((asked.question(), asked.request()), (Question::Drain, Bytes::from_static(b"leave")));
+        asked.confirm();
+    };
+    let (drained, ()) = tokio::join!(keeps.drain(node.name(), "leave".into()), drains);
+    drained.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_cannot_be_read_is_named() {
     let missing = |name: &str| std::path::PathBuf::from(format!("/nowhere/{name}"));
     let tls = Tls { ca: missing("ca.pem"), certificate: missing("own.pem"), key: missing("own.key") };
-    let error = Gateway::start(&Settings { tls: Some(tls), ..settings().0 }).await.err().unwrap().to_string();
+    let error = Gateway::start(&Settings { tls: Some(tls), ..settings().0 }, any()).await.err().unwrap().to_string();
     assert!(error.starts_with("/nowhere/ca.pem: "), "{error}");
 }

@@ -21,12 +21,14 @@ pub enum Scope {
     Metrics,
     /// `/debug/faults`.
     Drill,
+    /// `/cluster/drain`.
+    Cluster,
 }
 
 impl Scope {
     /// Every one.
-    pub const ALL: [Scope; 6] =
-        [Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices, Scope::Metrics, Scope::Drill];
+    pub const ALL: [Scope; 7] =
+        [Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices, Scope::Metrics, Scope::Drill, Scope::Cluster];
     /// Those of a key that names none.
     pub const USUAL: [Scope; 4] = [Scope::Speak, Scope::Chat, Scope::Voices, Scope::Metrics];
 
@@ -39,6 +41,7 @@ impl Scope {
             Scope::AllVoices => "voices:all",
             Scope::Metrics => "metrics",
             Scope::Drill => "drill",
+            Scope::Cluster => "cluster",
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use crate::ids::{Generation, StageName};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 /// What gateways and nodes say to each other changes with this number and with the version of the program.
@@ -14,6 +15,12 @@ pub const PROTOCOL: u32 = 1;
 
 /// A node that has joined, as this session of it is known.
 pub type NodeId = String;
+
+/// Bytes of the longest text of an offer: a name of a machine has at most 64.
+const LONGEST: usize = 128;
+
+/// How long a node that was asked to leave counts as leaving: longer than it asks gateways before it goes.
+const LEAVING: Duration = Duration::from_secs(10);
 
 /// What two programs have to have in common.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
@@ -46,12 +53,27 @@ impl Terms {
 pub struct Offer {
     /// For people.
     pub name: String,
+    /// Its machine, as that calls itself.
+    pub host: String,
+    /// Its process there.
+    pub pid: u32,
     /// See there.
     pub terms: Terms,
     /// What decides the order of its additions, such as `cpu f32`.
     pub arithmetic: String,
     /// The stages that it runs.
     pub stages: Vec<StageName>,
+    /// Sequences of one gateway that have a slot in each stage at the same time.
+    pub slots: u32,
+}
+
+impl Offer {
+    /// Whether its texts are as short as those of a node are.
+    pub fn is_sane(&self) -> bool {
+        let texts = [&self.name, &self.host, &self.arithmetic, &self.terms.program];
+        let short = |text: &String| text.len() <= LONGEST && !text.contains(char::is_control);
+        texts.into_iter().all(short) && self.stages.len() <= StageName::ALL.len()
+    }
 }
 
 /// What a gateway asks a node for.
@@ -67,6 +89,57 @@ pub struct Ask {
     pub last: Generation,
 }
 
+/// What a gateway tells a node whose operator wants it out of service, or back in it.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct DrainOrder {
+    /// Whether it is put back.
+    pub undo: bool,
+    /// Whether it leaves although a gateway has no other node for one of its stages.
+    pub force: bool,
+    /// All nodes that leave with it, itself among them.
+    pub with: Vec<NodeId>,
+}
+
+/// What a node asks its gateways about nodes that are to leave.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Leave {
+    /// Whether these may leave together.
+    May(Vec<NodeId>),
+    /// Nothing: they stay, because another gateway said no, or have come back.
+    Stay(Vec<NodeId>),
+}
+
+/// Why a node was not drained, or not put back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DrainError {
+    /// No stage of the gateway is on nodes.
+    NoCluster,
+    /// No node of this name or id has joined; the names of those that have.
+    Unknown(String, Vec<String>),
+    /// It, or a gateway that uses it, says no.
+    Refused(String),
+}
+
+impl fmt::Display for DrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DrainError::NoCluster => {
+                let how = "placement = \"nodes\" in its config puts one there (docs/cluster.md)";
+                write!(f, "no stage of this server is on nodes: {how}")
+            }
+            DrainError::Unknown(node, known) if known.is_empty() => {
+                write!(f, "no node {node:?} has joined this gateway, and no other")
+            }
+            DrainError::Unknown(node, known) => {
+                write!(f, "no node {node:?} has joined this gateway, which has {}", known.join(", "))
+            }
+            DrainError::Refused(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for DrainError {}
+
 /// Why a node is not used for a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Bar {
@@ -75,12 +148,45 @@ struct Bar {
     until: Option<Duration>,
 }
 
+impl Bar {
+    fn holds(&self, now: Duration) -> bool {
+        self.until.is_none_or(|until| until > now)
+    }
+}
+
+/// A replica that has a node, or asks it.
+#[derive(Clone, Debug)]
+struct Use {
+    /// Of the ticket.
+    number: u64,
+    replica: u8,
+    /// Whether the node has opened a link.
+    linked: bool,
+    /// Whether the stage takes sequences.
+    running: bool,
+}
+
 #[derive(Clone, Debug)]
 struct Member {
     offer: Offer,
-    /// By which replica's ticket.
-    used: [Option<u64>; StageName::ALL.len()],
+    joined: Duration,
+    used: [Option<Use>; StageName::ALL.len()],
+    /// Why it is not used; a bar whose time is over stays until the node has opened a link.
     bars: [Option<Bar>; StageName::ALL.len()],
+    /// Until when it counts as one that is about to leave.
+    leaving: Option<Duration>,
+    round_trip: Option<Duration>,
+}
+
+impl Member {
+    fn new(offer: Offer, joined: Duration, bar: Option<Bar>) -> Member {
+        let bars = std::array::from_fn(|_| bar.clone());
+        Member { offer, joined, used: Default::default(), bars, leaving: None, round_trip: None }
+    }
+
+    fn is_linked(&self, at: usize) -> bool {
+        self.used[at].as_ref().is_some_and(|its| its.linked)
+    }
 }
 
 /// A node, as its gateway lists it.
@@ -90,6 +196,20 @@ pub struct NodeStatus {
     pub id: NodeId,
     /// For people.
     pub name: String,
+    /// Its machine, as that calls itself.
+    pub host: String,
+    /// Its process there.
+    pub pid: u32,
+    /// The version of its program.
+    pub version: String,
+    /// See [`Offer::arithmetic`].
+    pub arithmetic: String,
+    /// See [`Offer::slots`].
+    pub slots: u32,
+    /// When it joined, since the moment that all times of [`Nodes`] count from.
+    pub joined: Duration,
+    /// How long a question to it and its answer took last, where that is known.
+    pub round_trip: Option<Duration>,
     /// The stages that it offers.
     pub stages: Vec<OfferedStage>,
 }
@@ -99,7 +219,10 @@ pub struct NodeStatus {
 pub struct OfferedStage {
     /// Which.
     pub name: StageName,
-    /// Whether a replica of the gateway is there.
+    /// Which replica of the gateway is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u8>,
+    /// Whether one is.
     pub used: bool,
     /// Why it is not used, where something is against it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,10 +257,10 @@ impl Nodes {
     }
 
     /// A node has joined. The reason if it is of no use.
-    pub fn joined(&mut self, id: NodeId, offer: Offer) -> Option<String> {
+    pub fn joined(&mut self, id: NodeId, offer: Offer, now: Duration) -> Option<String> {
         let reason = self.terms.differ(&offer.terms);
         let bar = reason.clone().map(|reason| Bar { reason, until: None });
-        self.members.insert(id, Member { offer, used: Default::default(), bars: std::array::from_fn(|_| bar.clone()) });
+        self.members.insert(id, Member::new(offer, now, bar));
         reason
     }
 
@@ -148,30 +271,43 @@ impl Nodes {
 
     /// A node for one more replica of a stage: of those that may be used and are not used for it yet, one that is used
     /// for the fewest stages.
-    pub fn take(&mut self, stage: StageName, now: Duration) -> Option<Ticket> {
+    pub fn take(&mut self, stage: StageName, replica: u8, now: Duration) -> Option<Ticket> {
         let at = stage as usize;
         for member in self.members.values_mut() {
-            member.bars[at].take_if(|bar| bar.until.is_some_and(|until| until <= now));
             let others = self.arithmetic[at].as_ref().filter(|others| **others != member.offer.arithmetic);
-            if let (None, Some(others)) = (&member.bars[at], others) {
+            let open = member.bars[at].as_ref().is_none_or(|bar| !bar.holds(now));
+            if let (true, Some(others)) = (open, others) {
                 let reason = format!("it computes in {}, the {stage}s here in {others}", member.offer.arithmetic);
                 member.bars[at] = Some(Bar { reason, until: None });
             }
         }
         let is_free = |member: &Member| {
-            member.offer.stages.contains(&stage) && member.used[at].is_none() && member.bars[at].is_none()
+            let open = member.bars[at].as_ref().is_none_or(|bar| !bar.holds(now));
+            member.offer.stages.contains(&stage) && member.used[at].is_none() && open
         };
         let free = self.members.iter_mut().filter(|(_, member)| is_free(member));
         let (id, member) = free.min_by_key(|(_, member)| member.used.iter().flatten().count())?;
         self.tickets += 1;
-        member.used[at] = Some(self.tickets);
+        member.used[at] = Some(Use { number: self.tickets, replica, linked: false, running: false });
         Some(Ticket { id: id.clone(), node: member.offer.name.clone(), stage, number: self.tickets })
     }
 
-    /// The node runs the stage: those that follow have to compute as it does.
-    pub fn runs(&mut self, ticket: &Ticket) {
-        if let Some(member) = self.members.get(&ticket.id) {
-            self.arithmetic[ticket.stage as usize].get_or_insert_with(|| member.offer.arithmetic.clone());
+    /// The node has opened a link: those that follow have to compute as it does.
+    pub fn linked(&mut self, ticket: &Ticket) {
+        let at = ticket.stage as usize;
+        let Some(member) = self.of(ticket) else { return };
+        member.bars[at] = None;
+        if let Some(its) = &mut member.used[at] {
+            its.linked = true;
+        }
+        let arithmetic = member.offer.arithmetic.clone();
+        self.arithmetic[at].get_or_insert(arithmetic);
+    }
+
+    /// Whether the stage takes sequences there.
+    pub fn running(&mut self, ticket: &Ticket, running: bool) {
+        if let Some(its) = self.of(ticket).and_then(|member| member.used[ticket.stage as usize].as_mut()) {
+            its.running = running;
         }
     }
 
@@ -191,23 +327,98 @@ impl Nodes {
 
     /// The node of a ticket that is worth something.
     fn of(&mut self, ticket: &Ticket) -> Option<&mut Member> {
-        self.members.get_mut(&ticket.id).filter(|member| member.used[ticket.stage as usize] == Some(ticket.number))
+        let member = self.members.get_mut(&ticket.id)?;
+        let its = member.used[ticket.stage as usize].as_ref()?;
+        (its.number == ticket.number).then_some(member)
     }
 
     /// When a bar against a node for this stage ends next.
     pub fn next_look(&self, stage: StageName) -> Option<Duration> {
-        self.members.values().filter_map(|member| member.bars[stage as usize].as_ref()?.until).min()
+        let at = stage as usize;
+        let unused = self.members.values().filter(|member| member.used[at].is_none());
+        unused.filter_map(|member| member.bars[at].as_ref()?.until).min()
+    }
+
+    /// Which nodes people mean: all of this name, or the one of this id.
+    pub fn meant(&self, node: &str) -> Vec<NodeId> {
+        let its = |(id, member): &(&NodeId, &Member)| *id == node || member.offer.name == node;
+        self.members.iter().filter(its).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Whether these nodes may leave together: each stage that is on one of them has another node, that runs it or could.
+    /// From then on they count as leaving for a while, so that of two that ask at the same time one stays.
+    ///
+    /// # Errors
+    /// For which stage there is no other.
+    pub fn spare(&mut self, leaving: &[NodeId], now: Duration) -> Result<(), StageName> {
+        let stays =
+            |id: &NodeId, member: &Member| !leaving.contains(id) && member.leaving.is_none_or(|until| until <= now);
+        let takes = |member: &Member, at: usize| match &member.used[at] {
+            Some(its) => its.running,
+            None => {
+                let alike = self.arithmetic[at].as_ref().is_none_or(|others| *others == member.offer.arithmetic);
+                member.offer.stages.iter().any(|stage| *stage as usize == at) && member.bars[at].is_none() && alike
+            }
+        };
+        for stage in StageName::ALL {
+            let at = stage as usize;
+            let on_them = leaving.iter().filter_map(|id| self.members.get(id)).any(|member| member.is_linked(at));
+            if on_them && !self.members.iter().any(|(id, member)| stays(id, member) && takes(member, at)) {
+                return Err(stage);
+            }
+        }
+        for id in leaving {
+            if let Some(member) = self.members.get_mut(id) {
+                member.leaving = Some(now + LEAVING);
+            }
+        }
+        Ok(())
+    }
+
+    /// These nodes do not leave after all.
+    pub fn stay(&mut self, nodes: &[NodeId]) {
+        for id in nodes {
+            if let Some(member) = self.members.get_mut(id) {
+                member.leaving = None;
+            }
+        }
+    }
+
+    /// A question to a node and its answer took so long; `None`: it did not answer.
+    pub fn measured(&mut self, id: &str, round_trip: Option<Duration>) {
+        if let Some(member) = self.members.get_mut(id) {
+            member.round_trip = round_trip;
+        }
+    }
+
+    /// Whether a replica is on one of these nodes.
+    pub fn uses(&self, nodes: &[NodeId]) -> bool {
+        let its = nodes.iter().filter_map(|id| self.members.get(id));
+        its.flat_map(|member| member.used.iter().flatten()).any(|its| its.linked)
     }
 
     /// All that have joined.
     pub fn list(&self) -> Vec<NodeStatus> {
         let status = |(id, member): (&NodeId, &Member)| {
             let stage = |stage: &StageName| {
-                let (used, bar) = (member.used[*stage as usize].is_some(), &member.bars[*stage as usize]);
-                OfferedStage { name: *stage, used, reason: bar.as_ref().map(|bar| bar.reason.clone()) }
+                let at = *stage as usize;
+                let used = member.used[at].as_ref().filter(|its| its.linked);
+                let reason = member.bars[at].as_ref().map(|bar| bar.reason.clone());
+                OfferedStage { name: *stage, replica: used.map(|its| its.replica), used: used.is_some(), reason }
             };
-            let stages = member.offer.stages.iter().map(stage).collect();
-            NodeStatus { id: id.clone(), name: member.offer.name.clone(), stages }
+            let Offer { name, host, pid, terms, arithmetic, stages, slots } = member.offer.clone();
+            NodeStatus {
+                id: id.clone(),
+                name,
+                host,
+                pid,
+                version: terms.program,
+                arithmetic,
+                slots,
+                joined: member.joined,
+                round_trip: member.round_trip,
+                stages: stages.iter().map(stage).collect(),
+            }
         };
         self.members.iter().map(status).collect()
     }
@@ -251,145 +462,5 @@ impl Shares {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const NOW: Duration = Duration::from_secs(1);
-    const LATER: Duration = Duration::from_secs(2);
-
-    fn terms(checkpoint: u8) -> Terms {
-        Terms { protocol: PROTOCOL, program: "1.2.3".into(), checkpoint: [checkpoint; 32] }
-    }
-
-    fn offer(arithmetic: &str) -> Offer {
-        let stages = vec![StageName::Talker, StageName::Vocoder];
-        Offer { name: "one".into(), terms: terms(7), arithmetic: arithmetic.into(), stages }
-    }
-
-    fn taken(nodes: &mut Nodes, stage: StageName) -> Option<String> {
-        nodes.take(stage, NOW).map(|ticket| ticket.id)
-    }
-
-    #[test]
-    fn a_node_that_differs_is_listed_with_the_reason_and_never_used() {
-        let mut nodes = Nodes::new(terms(7));
-        let other = Offer { terms: terms(8), ..offer("cpu") };
-        let reason = nodes.joined("a".into(), other).unwrap();
-        assert_eq!(reason, "its checkpoint has fingerprint 080808080808, the gateway's 070707070707");
-        let newer = Offer { terms: Terms { protocol: 2, ..terms(7) }, ..offer("cpu") };
-        let told = nodes.joined("b".into(), newer).unwrap();
-        assert_eq!(told, "it runs version 1.2.3 (protocol 2), the gateway 1.2.3 (protocol 1)");
-        assert_eq!(taken(&mut nodes, StageName::Talker), None);
-        let listed = OfferedStage { name: StageName::Talker, used: false, reason: Some(reason) };
-        assert_eq!(nodes.list()[0].stages[0], listed);
-    }
-
-    #[test]
-    fn replicas_of_a_stage_compute_as_its_first_one_did() {
-        let mut nodes = Nodes::new(terms(7));
-        assert_eq!(nodes.joined("a".into(), offer("cpu")), None);
-        assert_eq!(nodes.joined("b".into(), offer("gpu")), None);
-        let ticket = nodes.take(StageName::Talker, NOW).unwrap();
-        assert_eq!(ticket.id, "a");
-        nodes.runs(&ticket);
-        nodes.left("a");
-        assert_eq!(taken(&mut nodes, StageName::Talker), None, "what its sequences are is settled");
-        let told = nodes.list()[0].stages[0].reason.clone().unwrap();
-        assert_eq!(told, "it computes in gpu, the talkers here in cpu");
-        assert_eq!(taken(&mut nodes, StageName::Vocoder).as_deref(), Some("b"), "the other stage has had none");
-    }
-
-    #[test]
-    fn a_node_that_has_no_share_left_is_asked_again_later() {
-        let mut nodes = Nodes::new(terms(7));
-        nodes.joined("a".into(), offer("cpu"));
-        let ticket = nodes.take(StageName::Talker, NOW).unwrap();
-        nodes.bar(&ticket, "no share is left".into(), Some(LATER));
-        nodes.release(&ticket);
-        assert_eq!((taken(&mut nodes, StageName::Talker), nodes.next_look(StageName::Talker)), (None, Some(LATER)));
-        assert!(nodes.take(StageName::Talker, LATER).is_some());
-    }
-
-    #[test]
-    fn what_is_said_of_a_session_that_has_left_says_nothing_of_the_next() {
-        let mut nodes = Nodes::new(terms(7));
-        nodes.joined("a".into(), offer("cpu"));
-        let old = nodes.take(StageName::Talker, NOW).unwrap();
-        nodes.joined("a".into(), offer("cpu"));
-        let new = nodes.take(StageName::Talker, NOW).unwrap();
-        nodes.bar(&old, "it failed".into(), None);
-        nodes.release(&old);
-        assert_eq!(taken(&mut nodes, StageName::Talker), None, "it is used");
-        nodes.release(&new);
-        assert!(taken(&mut nodes, StageName::Talker).is_some(), "nothing is against it");
-    }
-
-    #[test]
-    fn stages_spread_over_the_nodes() {
-        let mut nodes = Nodes::new(terms(7));
-        for id in ["a", "b"] {
-            nodes.joined(id.into(), offer("cpu"));
-        }
-        let talker = taken(&mut nodes, StageName::Talker).unwrap();
-        assert_ne!(taken(&mut nodes, StageName::Vocoder).unwrap(), talker);
-    }
-
-    #[test]
-    fn a_share_is_one_gateways_whatever_it_uses() {
-        let mut shares = Shares::new(1);
-        assert_eq!(shares.grant("a", StageName::Talker), Ok(()));
-        assert_eq!(shares.grant("a", StageName::Vocoder), Ok(()));
-        let told = shares.grant("b", StageName::Talker).unwrap_err();
-        assert_eq!(told, "no share is left: cluster.gateways is 1 there, and so many use it");
-        assert_eq!(shares.grant("a", StageName::Talker).unwrap_err(), "it still has an earlier link for the talker");
-        shares.give_back("a", StageName::Talker);
-        assert!(shares.grant("b", StageName::Talker).is_err(), "it still has a vocoder");
-        shares.give_back("a", StageName::Vocoder);
-        assert_eq!(shares.grant("b", StageName::Talker), Ok(()));
-    }
-
-    proptest! {
-        #[test]
-        fn a_node_is_used_for_a_stage_once_and_only_if_it_may_be(
-            moves in proptest::collection::vec((0..6u8, 0..4usize, 2..4usize, any::<bool>(), any::<bool>()), 1..200),
-        ) {
-            let mut nodes = Nodes::new(terms(7));
-            let mut held: Vec<Ticket> = Vec::new();
-            let mut settled: [Option<String>; 4] = Default::default();
-            for (kind, node, stage, alike, gpu) in moves {
-                let (id, stage) = (node.to_string(), StageName::ALL[stage]);
-                let its = held.iter().position(|ticket| (&ticket.id, ticket.stage) == (&id, stage));
-                match (kind, its) {
-                    (0, _) => {
-                        let offer = offer(if gpu { "gpu" } else { "cpu" });
-                        let offer = Offer { terms: terms(if alike { 7 } else { 8 }), ..offer };
-                        prop_assert_eq!(nodes.joined(id.clone(), offer).is_none(), alike);
-                        held.retain(|ticket| ticket.id != id);
-                    }
-                    (1, _) => {
-                        nodes.left(&id);
-                        held.retain(|ticket| ticket.id != id);
-                    }
-                    (2 | 3, Some(its)) => {
-                        let ticket = held.remove(its);
-                        if kind == 3 {
-                            nodes.bar(&ticket, "barred".into(), alike.then_some(LATER));
-                        }
-                        nodes.release(&ticket);
-                    }
-                    _ => if let Some(ticket) = nodes.take(stage, NOW) {
-                        let member = &nodes.members[&ticket.id];
-                        prop_assert!(member.bars[stage as usize].is_none() && member.offer.terms == terms(7));
-                        let settled = settled[stage as usize].get_or_insert(member.offer.arithmetic.clone());
-                        prop_assert_eq!(&*settled, &member.offer.arithmetic);
-                        nodes.runs(&ticket);
-                        let twice = held.iter().any(|other| (&other.id, other.stage) == (&ticket.id, stage));
-                        prop_assert!(!twice, "it was used already");
-                        held.push(ticket);
-                    }
-                }
-            }
-        }
-    }
-}
+#[path = "nodes_tests.rs"]
+mod tests;

@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use omni_config::LimitsConfig;
 pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
 use omni_core::ids::{FinishReason, Frames, RequestId};
+use omni_core::nodes::{DrainError, NodeStatus};
 use omni_core::text::Pronunciations;
 use omni_core::text::markup::Markup;
 use omni_fault::FaultPlan;
@@ -436,6 +437,18 @@ pub trait Service: Send + Sync {
     /// Takes over those limits of another config that may change while it runs ([`LimitsConfig::taking_over`]), for the
     /// requests to come.
     fn set_limits(&self, _limits: &LimitsConfig) {}
+
+    /// Has all nodes of this name, or the one of this id, leave all gateways, or come back (`undo`): what they had goes on in
+    /// other nodes. With `force` they leave although a gateway has no other for one of their stages. Tells them as they
+    /// are then.
+    fn drain_node(
+        &self,
+        _node: String,
+        _force: bool,
+        _undo: bool,
+    ) -> BoxFuture<'static, Result<Vec<NodeStatus>, DrainError>> {
+        Box::pin(std::future::ready(Err(DrainError::NoCluster)))
+    }
 
     /// Refuses new requests, lets running ones finish for at most `grace`, then ends the rest with
     /// [`RequestError::ShuttingDown`] and stops every stage.

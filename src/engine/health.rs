@@ -20,6 +20,9 @@ pub struct EngineHealth {
     pub admission: AdmissionStatus,
     /// Upstream first.
     pub stages: Vec<StageHealth>,
+    /// What nodes know this gateway by, where stages are on nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
     /// The nodes that have joined.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeStatus>,

@@ -381,6 +381,14 @@ impl Engine {
         futures::future::join_all(asked).await.into_iter().flatten().collect()
     }
 
+    /// The series of nodes, where stages are on some.
+    fn node_metrics(&self) -> Option<String> {
+        let nodes = self.shared.nodes.as_ref()?.list();
+        let replicas: Vec<_> = self.shared.stages.iter().filter_map(|stage| stage.node_metrics()).collect();
+        let trips: Vec<_> = nodes.iter().map(|node| (node.name.as_str(), node.round_trip)).collect();
+        Some(telemetry::render_nodes(&replicas, &trips))
+    }
+
     /// The faults to inject. The plan takes new rules only if the config says `drill.enabled`.
     pub fn faults(&self) -> &FaultPlan {
         &self.shared.faults

@@ -8,6 +8,7 @@ use super::{Engine, caught, speak};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use omni_config::LimitsConfig;
+use omni_core::nodes::{DrainError, NodeStatus};
 use omni_fault::FaultPlan;
 use omni_stage::StageHandle;
 use omni_telemetry::trace::Recorder;
@@ -74,14 +75,28 @@ impl Service for Engine {
         let draining = self.shared.draining.load(Ordering::Relaxed);
         let aligner = self.shared.aligner.as_ref().and_then(WordFinder::health);
         let ready = !draining && is_running(&stages);
+        let gateway = self.shared.nodes.as_ref().map(|nodes| nodes.gateway());
         let nodes = self.shared.nodes.as_ref().map(|nodes| nodes.list()).unwrap_or_default();
-        EngineHealth { ready, draining, requests: admission.held, admission, stages, nodes, aligner }
+        EngineHealth { ready, draining, requests: admission.held, admission, stages, gateway, nodes, aligner }
+    }
+
+    fn drain_node(
+        &self,
+        node: String,
+        force: bool,
+        undo: bool,
+    ) -> BoxFuture<'static, Result<Vec<NodeStatus>, DrainError>> {
+        match &self.shared.nodes {
+            Some(nodes) => nodes.drain(node, force, undo),
+            None => Box::pin(std::future::ready(Err(DrainError::NoCluster))),
+        }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {
         Box::pin(async move {
             let told = self.stage_metrics().await;
-            telemetry::merged(&telemetry::render(), &told)
+            let own = telemetry::render() + &self.node_metrics().unwrap_or_default();
+            telemetry::merged(&own, &told)
         })
     }
 

@@ -111,6 +111,6 @@ async fn accept(listener: TcpListener, router: Router) {
 
 /// What is at no address of this listener.
 pub(super) async fn not_here() -> ApiError {
-    let message = "the admin listener has /live, /livez, /ready, /readyz, /health and /metrics";
+    let message = "the admin listener has /live, /livez, /ready, /readyz, /health, /metrics and /cluster";
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }

@@ -52,6 +52,7 @@ mod budget;
 mod chat;
 mod chat_parts;
 mod chat_request;
+mod cluster;
 mod connection;
 mod debug;
 mod described;

@@ -46,11 +46,7 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
         model: &app.service.info().id,
         requests: health.requests,
         max_requests: app.limits().max_requests,
-        admission: Admission {
-            capacity: health.admission.capacity,
-            held: health.admission.held,
-            realtime: health.admission.realtime,
-        },
+        admission: Admission::from(&health.admission),
         calls: app.calls.is_some(),
         stages: health.stages.iter().map(Stage::from).collect(),
         nodes: health.nodes.iter().map(Node::from).collect(),

@@ -6,6 +6,7 @@
 
 use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
+use super::api::cluster::{Cluster, DrainNode, DrainedNodes};
 use super::api::realtime::{ClientSecret, NewCall, NewClientSecret, RealtimeClientEvent, RealtimeServerEvent};
 use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
@@ -16,7 +17,7 @@ use super::error::{self, ApiError};
 use super::openapi::{Operation, document};
 use super::state::App;
 use super::visit::{Peer, Visit};
-use super::{admin, batch, chat, debug, faults, meta, realtime, speech, voices, ws};
+use super::{admin, batch, chat, cluster, debug, faults, meta, realtime, speech, voices, ws};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -72,6 +73,7 @@ fn routes(app: &App) -> Vec<Route> {
         ("model", "string", "of which model, where there are several; the first by default");
     const METRICS: Access = Access::Scope(&[Scope::Metrics]);
     const DRILL: Access = Access::Scope(&[Scope::Drill]);
+    const CLUSTER: Access = Access::Scope(&[Scope::Cluster]);
     let route = |path, access, handler, operations| {
         let speaks = [SPEAK, CHAT].contains(&access);
         Route { path, access, changes: None, speaks, handler, operations, exists: true }
@@ -118,6 +120,25 @@ fn routes(app: &App) -> Vec<Route> {
             METRICS,
             get(meta::metrics),
             vec![Operation::new("get", "metrics for Prometheus").answers_file(TEXT)],
+        ),
+        route(
+            "/cluster",
+            Key,
+            get(cluster::show),
+            vec![
+                Operation::new("get", "the nodes of this gateway; 404 where no stage is on nodes")
+                    .answers::<Cluster<'_>>(JSON),
+            ],
+        ),
+        route(
+            "/cluster/drain",
+            CLUSTER,
+            post(cluster::drain),
+            vec![
+                Operation::new("post", "takes a node out of service for all gateways, or puts it back")
+                    .takes::<DrainNode>(JSON)
+                    .answers::<DrainedNodes<'_>>(JSON),
+            ],
         ),
         // `router` gives it the document of this table.
         route(
@@ -374,7 +395,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
 
 /// The routes of the admin listener. `open` asks for no key.
 pub(super) fn admin_router(app: Arc<App>, open: bool) -> Router {
-    const ROUTES: [&str; 6] = ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics"];
+    const ROUTES: [&str; 7] = ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics", "/cluster"];
     let mut router = Router::new();
     let mut table = Table(Vec::new());
     for route in routes(&app).into_iter().filter(|route| ROUTES.contains(&route.path)) {

@@ -108,6 +108,13 @@ catalogue! {
     LINK_FRAMES = Counter, "omni_link_frames_total", ["stage", "direction"], "Frames between this process and that of a stage, down or up.";
     LINK_BYTES = Counter, "omni_link_bytes_total", ["stage", "direction"], "Bytes of those frames.";
 
+    NODES = Gauge, "omni_nodes", [], "Nodes that have joined this gateway.";
+    NODE_ROUND_TRIP = Gauge, "omni_node_round_trip_seconds", ["node"], "Time of a question to a node and its answer, measured every two seconds.";
+    NODE_SEQUENCES = Gauge, "omni_node_sequences", ["node", "stage", "replica"], "Sequences of a replica on a node that hold a slot.";
+    NODE_RESTARTS = Counter, "omni_node_restarts_total", ["node", "stage", "replica"], "Restarts of that replica after a failure, on whichever node.";
+    NODE_LINK_FRAMES = Counter, "omni_node_link_frames_total", ["node", "stage", "replica", "direction"], "Frames between this gateway and a replica on a node since the link was opened, down or up.";
+    NODE_LINK_BYTES = Counter, "omni_node_link_bytes_total", ["node", "stage", "replica", "direction"], "Bytes of those frames.";
+
     COPIES = Counter, "omni_copies_total", ["stage", "direction"], "Copies of payload data off the device (d2h), onto it (h2d), or on it (d2d).";
     COPY_BYTES = Counter, "omni_copy_bytes_total", ["stage", "direction"], "Bytes of those copies.";
     COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies, where it is measured.";

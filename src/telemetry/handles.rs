@@ -174,37 +174,6 @@ pub fn fault_injected(stage: Option<StageName>, point: &'static str, kind: &'sta
     }
 }
 
-/// What one direction of the link to a stage process records.
-#[derive(Clone)]
-pub struct LinkMetrics {
-    frames: Counter,
-    bytes: Counter,
-}
-
-impl LinkMetrics {
-    /// Handles of the directions down to the stage and up from it.
-    pub fn pair(stage: StageName) -> (LinkMetrics, LinkMetrics) {
-        install();
-        let direction = |name: &'static str| LinkMetrics {
-            frames: counter!(c::LINK_FRAMES.name, "stage" => stage.as_str(), "direction" => name),
-            bytes: counter!(c::LINK_BYTES.name, "stage" => stage.as_str(), "direction" => name),
-        };
-        (direction("down"), direction("up"))
-    }
-
-    /// One frame passed.
-    pub fn passed(&self, bytes: usize) {
-        self.frames.increment(1);
-        self.bytes.increment(bytes as u64);
-    }
-}
-
-impl std::fmt::Debug for LinkMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LinkMetrics")
-    }
-}
-
 /// What the edge out of a stage records.
 #[derive(Clone)]
 pub struct EdgeMetrics {

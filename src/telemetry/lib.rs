@@ -13,9 +13,11 @@ pub mod clock;
 mod exposition;
 mod handles;
 mod keys;
+mod link;
 mod log_queue;
 mod logging;
 mod merge;
+mod nodes;
 mod phase;
 mod request;
 mod served;
@@ -24,13 +26,15 @@ pub mod trace;
 pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
-    AlignerMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, LinkMetrics, MemoryUse, PromptCacheMetrics,
-    Queue, StageMetrics, SupervisionMetrics, edge_lost, fault_injected, launch_waited, request_guilty, speech_anew,
+    AlignerMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, MemoryUse, PromptCacheMetrics, Queue,
+    StageMetrics, SupervisionMetrics, edge_lost, fault_injected, launch_waited, request_guilty, speech_anew,
     speech_astray,
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
+pub use link::{LinkMetrics, LinkTraffic};
 pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};
 pub use merge::{Process, merged};
+pub use nodes::{ReplicaOnNode, render_nodes};
 pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};
 pub use served::{

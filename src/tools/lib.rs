@@ -8,6 +8,7 @@
 //! | [`simulate`] | plays the whole engine with a simulated clock and everything that can break |
 //! | [`verify`] | checks a checkpoint against the results of a reference implementation |
 //! | [`trace`] | records which step ran when |
+//! | [`cluster`] | takes nodes out of service, and shows them |
 //! | [`model`] | the config and the checkpoint that a command works with |
 //! | [`local`] | an engine, or a whole server, inside this process |
 //! | `realtime` | a session of `WS /v1/realtime` as its client has it |
@@ -20,6 +21,7 @@
 
 pub mod bench;
 pub mod chaos;
+pub mod cluster;
 pub mod exit;
 pub mod local;
 pub mod model;

@@ -64,6 +64,7 @@ impl Service for HalfSecond {
             requests: 0,
             admission: AdmissionStatus::default(),
             stages: Vec::new(),
+            gateway: None,
             nodes: Vec::new(),
             aligner: None,
         }

@@ -5,6 +5,8 @@
 mod support;
 
 mod decode;
+#[cfg(feature = "cluster")]
+mod drain;
 mod films;
 mod give_up;
 mod kept;

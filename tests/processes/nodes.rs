@@ -3,17 +3,18 @@
 use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, speech};
 use crate::support::http::Ask;
 use crate::support::nodes::{Authority, Cluster, Cut, Node, free_address, lines};
-use crate::support::omni::Omni;
+use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
 use omni_actors::config::{ClusterTls, Config};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, ResponseStream, Service, SpeechRequest, StageState};
 use omni_actors::model::checkpoint::Checkpoint;
 use serde_json::json;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-fn omni() -> PathBuf {
+pub(super) fn omni() -> PathBuf {
     root().join("tests/fixtures/qwen3_omni")
 }
 
@@ -22,7 +23,7 @@ fn tts() -> PathBuf {
 }
 
 /// Requests that no two replicas can mistake for each other.
-fn asked(number: u64) -> SpeechRequest {
+pub(super) fn asked(number: u64) -> SpeechRequest {
     let mut request = speech(&format!("this is number {number}"), number);
     request.params.max_frames = Some(Frames(12 + number as u32));
     request.params.ignore_eos = true;
@@ -30,13 +31,13 @@ fn asked(number: u64) -> SpeechRequest {
 }
 
 /// What is said where all stages are in one process.
-async fn alone(cluster: &Cluster, request: SpeechRequest) -> Answer {
+pub(super) async fn alone(cluster: &Cluster, request: SpeechRequest) -> Answer {
     say(&engine(&Checkpoint::open(&cluster.checkpoint).unwrap(), |_| {}).await, request).await
 }
 
 /// An answer of 40 frames, up to its first sound, and how many samples that had. Where the vocoder's window is 1 both
 /// stages wait for it to be read, so they are in the middle of the answer.
-async fn begun(gateway: &Engine) -> (ResponseStream, usize) {
+pub(super) async fn begun(gateway: &Engine) -> (ResponseStream, usize) {
     let mut stream = gateway.speak(frames(40, 5)).await.unwrap();
     loop {
         if let Event::Audio(chunk) = stream.next().await.unwrap() {
@@ -46,7 +47,7 @@ async fn begun(gateway: &Engine) -> (ResponseStream, usize) {
 }
 
 /// The rest of an answer that began elsewhere, of which so many samples were heard, is what is missing of it.
-fn goes_on(rest: &Answer, heard: usize, truth: &Answer, case: &str) {
+pub(super) fn goes_on(rest: &Answer, heard: usize, truth: &Answer, case: &str) {
     assert_eq!(rest.end, truth.end, "{case}");
     assert!(
         heard + rest.samples.len() == truth.samples.len() && truth.samples.ends_with(&rest.samples),
@@ -54,7 +55,7 @@ fn goes_on(rest: &Answer, heard: usize, truth: &Answer, case: &str) {
     );
 }
 
-async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> bool) {
+pub(super) async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> bool) {
     let waiting = async {
         while !is_so(&engine.health()) {
             tokio::task::yield_now().await;
@@ -64,15 +65,31 @@ async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> boo
 }
 
 /// How many replicas of a stage run, on nodes of this name.
-fn running(health: &EngineHealth, stage: StageName, node: &str) -> usize {
+pub(super) fn running(health: &EngineHealth, stage: StageName, node: &str) -> usize {
     let its = |replica: &&omni_actors::engine::StageHealth| {
         replica.name == stage && replica.state == StageState::Running && replica.node.as_deref() == Some(node)
     };
     health.stages.iter().filter(its).count()
 }
 
-fn both_run(health: &EngineHealth, node: &str) -> bool {
+pub(super) fn both_run(health: &EngineHealth, node: &str) -> bool {
     [StageName::Talker, StageName::Vocoder].iter().all(|stage| running(health, *stage, node) == 1)
+}
+
+/// A gateway that is a process of its own, with more lines behind `[cluster]`.
+pub(super) fn serving(cluster: &Cluster, name: &str, listen: SocketAddr, more: &str) -> Serving {
+    let shown = lines(&cluster.authority.certify(name));
+    let on_nodes = "placement = \"nodes\"";
+    let omni = Omni::new();
+    let config = omni.file(
+        "gateway.toml",
+        &format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {:?}\n[stages.talker]\n{on_nodes}\n\
+             [stages.vocoder]\n{on_nodes}\n[cluster]\nlisten = \"{listen}\"\n{shown}\n{more}",
+            cluster.checkpoint
+        ),
+    );
+    omni.args(["run", &config]).serve()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,22 +194,8 @@ fn a_client_of_a_gateway_that_is_killed_hears_the_rest_from_another_one() {
     let shown = lines(&cluster.authority.certify("node"));
     // One share: the second gateway has it when the node has noticed that the first is gone.
     let _node = Node::start(&addresses, &cluster.checkpoint, "node", &format!("{shown}\ngateways = 1"));
-    let gateway = |name: &str, listen| {
-        let shown = lines(&cluster.authority.certify(name));
-        let on_nodes = "placement = \"nodes\"";
-        let omni = Omni::new();
-        let config = omni.file(
-            "gateway.toml",
-            &format!(
-                "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {:?}\n[stages.talker]\n{on_nodes}\n\
-                 [stages.vocoder]\n{on_nodes}\n[cluster]\nlisten = \"{listen}\"\n{shown}\n",
-                cluster.checkpoint
-            ),
-        );
-        omni.args(["run", &config]).serve()
-    };
-    let first = gateway("first", addresses[0]).ready();
-    let second = gateway("second", addresses[1]);
+    let first = serving(&cluster, "first", addresses[0], "").ready();
+    let second = serving(&cluster, "second", addresses[1], "");
     let mut body = json!({"input": "one two three", "seed": 5, "max_new_tokens": 20, "ignore_eos": true,
         "response_format": "pcm"});
     let whole = Ask::json("/v1/audio/speech", &body).send(&first.url).body;

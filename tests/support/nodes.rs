@@ -201,6 +201,11 @@ impl Node {
         self.watched().kill();
     }
 
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        kill_process(self.pid(), Signal::TERM).unwrap();
+    }
+
     /// Keeps it from running.
     pub fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).unwrap();

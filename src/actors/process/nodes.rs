@@ -6,15 +6,15 @@
 
 use super::conversation::{Ear, Ends, listen_to, speak_to};
 use super::message::FromStage;
-use super::remote::RemoteStage;
+use super::remote::{OnNode, RemoteStage};
 use crate::in_hand::InHand;
 use crate::watchdog::Watchdog;
 use crate::{InHands, StageFailure, StageHandle, StageState};
 use futures::future::BoxFuture;
 use omni_core::ids::{Generation, Replica};
-use omni_core::nodes::NodeStatus;
+use omni_core::nodes::{DrainError, NodeStatus};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
-use omni_telemetry::{LinkMetrics, SupervisionMetrics};
+use omni_telemetry::{LinkMetrics, LinkTraffic, SupervisionMetrics};
 use omni_transfer::link::{FrameReader, FrameWriter, LinkError, Sink, Source, outbox};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::sync::Arc;
@@ -32,6 +32,11 @@ pub trait Nodes: Send + Sync {
     fn open(&self, place: Replica, last: Generation) -> BoxFuture<'static, NodeLink>;
     /// All nodes that have joined.
     fn list(&self) -> Vec<NodeStatus>;
+    /// What nodes know this gateway by.
+    fn gateway(&self) -> String;
+    /// Has all nodes of this name, or the one of this id, leave all gateways, or come back (`undo`). What they had goes on
+    /// elsewhere when this resolves. With `force` they leave although a gateway has no other for one of their stages.
+    fn drain(&self, node: String, force: bool, undo: bool) -> BoxFuture<'static, Result<Vec<NodeStatus>, DrainError>>;
 }
 
 /// An open link to a node.
@@ -52,6 +57,8 @@ pub trait NodeSeat: Send {
     fn reason(&self) -> Option<String>;
     /// The node is not to be used for this stage again before it has joined anew.
     fn bar(&self, reason: String);
+    /// Whether the stage takes sequences there.
+    fn runs(&self, running: bool);
 }
 
 /// Everything about a replica on nodes that outlives its links.
@@ -214,10 +221,12 @@ impl SupervisorState {
         self.links += 1;
         let number = self.links;
         let (sent, received) = LinkMetrics::pair(self.handle.name());
+        let traffic = [LinkTraffic::new(), LinkTraffic::new()];
+        let (sent, received) = (sent.and(&traffic[0]), received.and(&traffic[1]));
         let mut speak = FrameWriter::new(down, Some(sent)).announcing();
         let listen = FrameReader::new(up, Some(received), self.setup.zero_copy);
         let (out, queue) = outbox(self.setup.ends.capacity);
-        let remote = RemoteStage::on_node(node.clone(), out);
+        let remote = RemoteStage::on_node(OnNode { name: node.clone(), traffic }, out);
         let in_hand = Arc::new(InHand::new(1, None));
         let speaking = {
             let setup = Arc::clone(&self.setup);
@@ -294,6 +303,7 @@ impl SupervisorState {
         self.setup.metrics.generation.set(f64::from(generation.0));
         running.remote.made_nothing_yet();
         running.remote.set_open(true);
+        running.seat.runs(true);
         self.setup.ends.reports.stage_up(self.handle.name(), &mut || {
             self.handle.update(|status| {
                 status.generation = generation;
@@ -309,6 +319,7 @@ impl SupervisorState {
         let mut node = None;
         if let Some(running) = &self.current {
             running.remote.set_open(false);
+            running.seat.runs(false);
             node = Some(running.node.clone());
         }
         let attribution = self.setup.ends.reports.stage_down(self.handle.name(), failure);

@@ -5,6 +5,7 @@ use crate::{Admission, StageHandle, StageLoad};
 use omni_core::ids::RequestId;
 use omni_core::scheduler::Ack;
 use omni_fault::PlanState;
+use omni_telemetry::LinkTraffic;
 use omni_transfer::link::Outbox;
 use omni_transfer::payload::Payload;
 use omni_transfer::transport::{PayloadSender, TransportError};
@@ -16,14 +17,22 @@ use tokio::sync::oneshot;
 /// A child says something once it has read the configs of its checkpoint, which may lie on a slow disk.
 const FIRST_WORD: Duration = Duration::from_secs(60);
 
+/// A node as its gateway knows it.
+pub struct OnNode {
+    /// What people call it.
+    pub name: String,
+    /// What passed on the link down to it and up from it.
+    pub traffic: [Arc<LinkTraffic>; 2],
+}
+
 /// One child or node, for as long as its link lives. Everything but admissions is passed on whatever the state of the stage: an
 /// admission may have reached the stage just before it went down, and then the abort that follows must reach it as
 /// well.
 pub struct RemoteStage {
     /// Of the child.
     pub pid: Option<u32>,
-    /// What people call the node.
-    pub node: Option<String>,
+    /// Where it is, if on a node.
+    pub node: Option<OnNode>,
     out: Outbox<ToStage>,
     open: AtomicBool,
     admitted: AtomicU64,
@@ -38,11 +47,11 @@ impl RemoteStage {
         RemoteStage::at((Some(pid), None), out)
     }
 
-    pub(super) fn on_node(node: String, out: Outbox<ToStage>) -> Arc<RemoteStage> {
+    pub(super) fn on_node(node: OnNode, out: Outbox<ToStage>) -> Arc<RemoteStage> {
         RemoteStage::at((None, Some(node)), out)
     }
 
-    fn at((pid, node): (Option<u32>, Option<String>), out: Outbox<ToStage>) -> Arc<RemoteStage> {
+    fn at((pid, node): (Option<u32>, Option<OnNode>), out: Outbox<ToStage>) -> Arc<RemoteStage> {
         Arc::new(RemoteStage {
             pid,
             node,

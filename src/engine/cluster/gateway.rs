@@ -1,54 +1,99 @@
 //! The gateway's side: which nodes have joined, and a link to one for each replica that looks for one.
 
-use super::terms::{decoded, encoded, settings, terms, unusable};
+use super::terms::{decoded, encoded, name, settings, terms, unusable};
 use crate::StartError;
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use omni_cluster::{Change, Gateway, Line};
 use omni_config::Config;
 use omni_core::ids::{Generation, Replica};
-use omni_core::nodes::{self, Ask, NodeId, NodeStatus, Offer, Ticket};
+use omni_core::nodes::{self, Ask, DrainError, DrainOrder, Leave, NodeId, NodeStatus, Offer, Ticket};
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::{NodeLink, NodeSeat, Nodes};
 use omni_transfer::link::{Sink, Source};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
 /// When a node that has refused is asked again.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How often the way to each node is measured.
+const MEASURE: Duration = Duration::from_secs(2);
+/// How long this side may take to see that a node has ended its links.
+const GONE: Duration = Duration::from_secs(5);
 
 /// See the module. The session ends with it.
 pub(super) struct Members {
     state: Arc<State>,
-    following: tokio::task::JoinHandle<()>,
+    tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
 struct State {
     gateway: Gateway,
     terms: nodes::Terms,
-    nodes: Mutex<nodes::Nodes>,
+    nodes: Arc<Known>,
     /// Counts what may free a replica from its waiting.
     changes: watch::Sender<u64>,
+}
+
+/// The nodes, and the clock by which they are known: the Unix time at the start, and what has passed since.
+struct Known {
+    nodes: Mutex<nodes::Nodes>,
+    at_start: Duration,
     began: Instant,
+}
+
+impl Known {
+    fn now(&self) -> Duration {
+        self.at_start + self.began.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, nodes::Nodes> {
+        // The lock only guards a pure state.
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nodes may leave. `host` is this gateway's name for people.
+    fn spare(&self, asked: &Bytes, host: &str) -> Result<(), String> {
+        let leaving = match decoded(asked).ok_or_else(|| format!("the gateway on {host} speaks another protocol"))? {
+            Leave::May(leaving) => leaving,
+            Leave::Stay(nodes) => {
+                self.lock().stay(&nodes);
+                return Ok(());
+            }
+        };
+        self.lock().spare(&leaving, self.now()).map_err(|stage| {
+            format!(
+                "the gateway on {host} has no other node for the {stage}: start one first; with force (--force) its \
+                 streams wait until one joins"
+            )
+        })
+    }
 }
 
 impl Members {
     /// Opens the session of a config. Nodes may join from now on.
     pub async fn join(checkpoint: &Checkpoint, config: &Config) -> Result<Arc<dyn Nodes>, StartError> {
         let terms = terms(checkpoint).await?;
-        let gateway = Gateway::start(&settings(&config.cluster)).await.map_err(unusable)?;
-        tracing::info!(gateway = gateway.name(), "nodes can join");
+        let at_start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let nodes = Mutex::new(nodes::Nodes::new(terms.clone()));
-        let state = Arc::new(State { gateway, terms, nodes, changes: watch::Sender::new(0), began: Instant::now() });
-        let followed = Arc::clone(&state);
+        let nodes = Arc::new(Known { nodes, at_start, began: Instant::now() });
+        let (asked, host) = (Arc::clone(&nodes), name(config));
+        let may_leave = Box::new(move |question| asked.spare(&question, &host));
+        let gateway = Gateway::start(&settings(&config.cluster), may_leave).await.map_err(unusable)?;
+        tracing::info!(gateway = gateway.name(), "nodes can join");
+        let state = Arc::new(State { gateway, terms, nodes, changes: watch::Sender::new(0) });
+        let (followed, measured) = (Arc::clone(&state), Arc::clone(&state));
         let following = tokio::spawn(async move { followed.follow().await });
-        Ok(Arc::new(Members { state, following }))
+        let measuring = tokio::spawn(async move { measured.measure().await });
+        Ok(Arc::new(Members { state, tasks: [following, measuring] }))
     }
 }
 
 impl Drop for Members {
     fn drop(&mut self) {
-        self.following.abort();
+        self.tasks.iter().for_each(|task| task.abort());
     }
 }
 
@@ -61,6 +106,15 @@ impl Nodes for Members {
     fn list(&self) -> Vec<NodeStatus> {
         self.state.nodes().list()
     }
+
+    fn gateway(&self) -> String {
+        self.state.gateway.name().to_owned()
+    }
+
+    fn drain(&self, node: String, force: bool, undo: bool) -> BoxFuture<'static, Result<Vec<NodeStatus>, DrainError>> {
+        let state = Arc::clone(&self.state);
+        Box::pin(async move { state.drain(&node, force, undo).await })
+    }
 }
 
 impl State {
@@ -68,10 +122,10 @@ impl State {
     async fn follow(&self) {
         loop {
             match self.gateway.changed().await {
-                Change::Joined(id, offer) => match decoded::<Offer>(&offer) {
+                Change::Joined(id, offer) => match decoded::<Offer>(&offer).filter(Offer::is_sane) {
                     Some(offer) => {
                         let name = offer.name.clone();
-                        match self.nodes().joined(id, offer) {
+                        match self.nodes().joined(id, offer, self.nodes.now()) {
                             None => tracing::info!(node = name, "a node has joined"),
                             Some(reason) => tracing::warn!(node = name, reason, "a node has joined and is not used"),
                         }
@@ -95,12 +149,12 @@ impl State {
         loop {
             // First the changes are watched, then the nodes are looked at: none is missed.
             let mut changes = self.changes.subscribe();
-            let found = self.nodes().take(stage, self.now());
+            let found = self.nodes().take(stage, place.number, self.nodes.now());
             let Some(ticket) = found else {
                 let look = self.nodes().next_look(stage);
                 let pause = async {
                     match look {
-                        Some(at) => tokio::time::sleep(at.saturating_sub(self.now())).await,
+                        Some(at) => tokio::time::sleep(at.saturating_sub(self.nodes.now())).await,
                         None => std::future::pending().await,
                     }
                 };
@@ -115,13 +169,13 @@ impl State {
             match self.ask(&seat.ticket.id, place, last).await {
                 Ok(duplex) => {
                     seat.line = Some(duplex.line);
-                    self.nodes().runs(&seat.ticket);
+                    self.nodes().linked(&seat.ticket);
                     let (down, up) = (Sink::Queue(duplex.send), Source::Queue(duplex.receive));
                     return NodeLink { node: seat.ticket.node.clone(), down, up, seat: Box::new(seat) };
                 }
                 Err(reason) => {
                     tracing::debug!(node = seat.ticket.node, %stage, reason, "a node opens no link");
-                    let until = Some(self.now() + AGAIN);
+                    let until = Some(self.nodes.now() + AGAIN);
                     self.nodes().bar(&seat.ticket, reason, until);
                 }
             }
@@ -139,13 +193,49 @@ impl State {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    fn now(&self) -> Duration {
-        self.began.elapsed()
+    fn nodes(&self) -> MutexGuard<'_, nodes::Nodes> {
+        self.nodes.lock()
     }
 
-    fn nodes(&self) -> MutexGuard<'_, nodes::Nodes> {
-        // The lock only guards a pure state.
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Measures the way to each node, again and again.
+    async fn measure(&self) {
+        loop {
+            let ids: Vec<_> = self.nodes().list().into_iter().map(|node| node.id).collect();
+            let measured = futures::future::join_all(ids.iter().map(|id| self.gateway.round_trip(id))).await;
+            for (id, round_trip) in ids.iter().zip(measured) {
+                self.nodes().measured(id, round_trip);
+            }
+            tokio::time::sleep(MEASURE).await;
+        }
+    }
+
+    /// Has all nodes of this name, or the one of this id, leave or come back. What they had is elsewhere when this returns.
+    async fn drain(&self, node: &str, force: bool, undo: bool) -> Result<Vec<NodeStatus>, DrainError> {
+        let ids = self.nodes().meant(node);
+        if ids.is_empty() {
+            let names: BTreeSet<_> = self.nodes().list().into_iter().map(|node| node.name).collect();
+            return Err(DrainError::Unknown(node.to_owned(), names.into_iter().collect()));
+        }
+        let order = encoded(&DrainOrder { undo, force, with: ids.clone() });
+        let order = order.map_err(|error| DrainError::Refused(error.to_string()))?;
+        for (done, id) in ids.iter().enumerate() {
+            if let Err(error) = self.gateway.drain(id, order.clone()).await {
+                let others = match done {
+                    0 => String::new(),
+                    done => format!(" ({done} of {} nodes of this name have done it)", ids.len()),
+                };
+                return Err(DrainError::Refused(format!("the node {node} ({id}): {error}{others}")));
+            }
+        }
+        // Its last words are on their way.
+        let mut changes = self.changes.subscribe();
+        let gone = async {
+            while !undo && self.nodes().uses(&ids) {
+                let _ = changes.changed().await;
+            }
+        };
+        let _ = tokio::time::timeout(GONE, gone).await;
+        Ok(self.nodes().list().into_iter().filter(|node| ids.contains(&node.id)).collect())
     }
 }
 
@@ -163,6 +253,10 @@ impl NodeSeat for Seat {
 
     fn bar(&self, reason: String) {
         self.state.nodes().bar(&self.ticket, reason, None);
+    }
+
+    fn runs(&self, running: bool) {
+        self.state.nodes().running(&self.ticket, running);
     }
 }
 

@@ -6,20 +6,26 @@ use crate::process::ChildError;
 use crate::process::seat::Seat;
 use crate::setup::{StageMaker, edge_capacity};
 use crate::{Kept, StartError};
+use futures::StreamExt;
 use futures::future::BoxFuture;
-use omni_cluster::{Asked, Duplex, Node};
+use futures::stream::FuturesUnordered;
+use omni_cluster::{Asked, Duplex, Node, Question};
 use omni_config::{Config, Placement, Replicas};
 use omni_core::ids::{Replica, StageName};
-use omni_core::nodes::{Ask, Offer, Shares, Terms};
+use omni_core::nodes::{Ask, DrainOrder, Leave, Offer, Shares, Terms};
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::message::FromStage;
 use omni_stage::{StageState, StageStatus};
 use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
 use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 /// How long what a stage has still to say may take to leave.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Why a node that is drained opens no link, and why its links end.
+const DRAINED: &str = "the node is drained; `omni-actors drain NODE --undo` puts it back";
 
 /// The end of a link: of which gateway, for which stage, and how.
 type Ended = (String, StageName, Result<(), ChildError>);
@@ -34,7 +40,10 @@ pub(super) async fn serve(
     let maker = StageMaker::new(checkpoint, config, &stages, Kept::new(config))?;
     let terms = terms(checkpoint).await?;
     let arithmetic = arithmetic(&maker.device);
-    let offer = Offer { name: name(config), terms: terms.clone(), arithmetic, stages: stages.clone() };
+    let slots = u32::try_from(config.limits.max_requests).unwrap_or(u32::MAX);
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let (name, pid) = (name(config), std::process::id());
+    let offer = Offer { name, host, pid, terms: terms.clone(), arithmetic, stages: stages.clone(), slots };
     let node = Node::start(&settings(&config.cluster), encoded(&offer)?).await.map_err(unusable)?;
     let named: Vec<&str> = stages.iter().map(|stage| stage.as_str()).collect();
     tracing::info!(
@@ -45,23 +54,43 @@ pub(super) async fn serve(
     );
     let mut shares = Shares::new(config.cluster.gateways);
     let mut links: JoinSet<Ended> = JoinSet::new();
+    let mut service = InService::default();
+    // Gateways are asked whether they can do without this node.
+    let mut asking = FuturesUnordered::new();
     tokio::pin!(stopped);
     loop {
         tokio::select! {
             () = &mut stopped => break,
-            asked = node.asked() => {
-                let gateway = asked.gateway();
-                match granted(&asked, &terms, &stages, &mut shares) {
-                    Err(reason) => asked.refuse(&reason),
-                    Ok(ask) => match asked.accept().await {
-                        Ok(duplex) => _ = links.spawn(run(&maker, gateway, ask, duplex)),
-                        Err(error) => {
-                            tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
-                            shares.give_back(&gateway, ask.stage);
-                        }
-                    },
+            asked = node.asked() => match asked.question() {
+                Question::Drain => match decoded::<DrainOrder>(&asked.request()) {
+                    None => asked.refuse("it speaks another protocol"),
+                    Some(order) => {
+                        let node = &node;
+                        asking.push(async move { (asked, decide(node, order).await) });
+                    }
+                },
+                Question::Open => {
+                    let gateway = asked.gateway();
+                    match service.granted(&asked, &terms, &stages, &mut shares) {
+                        Err(reason) => asked.refuse(&reason),
+                        Ok(ask) => match asked.accept().await {
+                            Ok(duplex) => _ = links.spawn(run(&maker, gateway, ask, duplex, service.ends.clone())),
+                            Err(error) => {
+                                tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
+                                shares.give_back(&gateway, ask.stage);
+                            }
+                        },
+                    }
                 }
-            }
+            },
+            Some((asked, decision)) = asking.next() => match decision {
+                Decision::Leave => service.end(asked, links.len()),
+                Decision::Back => {
+                    service.begin();
+                    asked.confirm();
+                }
+                Decision::Stay(reason) => asked.refuse(&reason),
+            },
             Some(ended) = links.join_next(), if !links.is_empty() => {
                 // A link whose task panicked has taken its stage with it.
                 let (gateway, stage, outcome) = ended.map_err(|error| {
@@ -73,9 +102,11 @@ pub(super) async fn serve(
                     Ok(()) => tracing::info!(gateway, %stage, "a gateway needs the stage no more"),
                     Err(error) => tracing::warn!(gateway, %stage, %error, "the link to a gateway ended"),
                 }
+                service.ended(links.len());
             }
         }
     }
+    drop((asking, service));
     // Gateways see that it leaves, and go on elsewhere.
     drop(node);
     links.shutdown().await;
@@ -114,7 +145,85 @@ fn share(config: &Config) -> Config {
     config
 }
 
-/// What a gateway asks for, if it may have it.
+/// What becomes of an order to leave, or to come back.
+enum Decision {
+    Leave,
+    Back,
+    /// And why.
+    Stay(String),
+}
+
+/// Asks the gateways whether they can do without the nodes of an order, if it is not to be forced.
+async fn decide(node: &Node, DrainOrder { undo, force, with }: DrainOrder) -> Decision {
+    let ask = async |question: Leave| {
+        let question = encoded(&question).map_err(|error| error.to_string())?;
+        node.may_leave(question).await.map_err(|error| error.to_string())
+    };
+    let allowed = match (undo, force) {
+        (false, true) => return Decision::Leave,
+        (false, false) => ask(Leave::May(with.clone())).await,
+        (true, _) => Ok(()),
+    };
+    if undo || allowed.is_err() {
+        // Gateways that do not hear it forget soon that these were to leave.
+        let _ = ask(Leave::Stay(with)).await;
+    }
+    match allowed {
+        Ok(()) if undo => Decision::Back,
+        Ok(()) => Decision::Leave,
+        Err(reason) => Decision::Stay(reason),
+    }
+}
+
+/// Whether gateways may use this node.
+#[derive(Default)]
+struct InService<'a> {
+    drained: bool,
+    /// Cancelled when all links are to end; those that are opened later have another one.
+    ends: CancellationToken,
+    /// Those that asked for it, until no link is left.
+    waiting: Vec<Asked<'a>>,
+}
+
+impl<'a> InService<'a> {
+    /// Ends all links and opens none. `asked` has its answer when none is left.
+    fn end(&mut self, asked: Asked<'a>, links: usize) {
+        tracing::info!(links, "the node is drained");
+        self.drained = true;
+        std::mem::take(&mut self.ends).cancel();
+        self.waiting.push(asked);
+        self.ended(links);
+    }
+
+    /// Opens links again.
+    fn begin(&mut self) {
+        tracing::info!("the node is in service");
+        self.drained = false;
+        for asked in self.waiting.drain(..) {
+            asked.refuse("the node was put back into service before its links had ended");
+        }
+    }
+
+    /// So many links are left.
+    fn ended(&mut self, links: usize) {
+        if links == 0 {
+            self.waiting.drain(..).for_each(Asked::confirm);
+        }
+    }
+
+    /// What a gateway asks for, if it may have it.
+    fn granted(
+        &self,
+        asked: &Asked<'_>,
+        terms: &Terms,
+        stages: &[StageName],
+        shares: &mut Shares,
+    ) -> Result<Ask, String> {
+        if self.drained { Err(DRAINED.to_owned()) } else { granted(asked, terms, stages, shares) }
+    }
+}
+
+/// What a gateway asks for, if the node has it.
 fn granted(asked: &Asked<'_>, terms: &Terms, stages: &[StageName], shares: &mut Shares) -> Result<Ask, String> {
     let ask: Ask = decoded(&asked.request()).ok_or("it speaks another protocol")?;
     if let Some(reason) = ask.terms.differ(terms) {
@@ -127,8 +236,14 @@ fn granted(asked: &Asked<'_>, terms: &Terms, stages: &[StageName], shares: &mut 
     Ok(ask)
 }
 
-/// Runs a stage at the end of a link. The stage is made before this returns.
-fn run(maker: &StageMaker<'_>, gateway: String, ask: Ask, duplex: Duplex) -> BoxFuture<'static, Ended> {
+/// Runs a stage at the end of a link, until `ends`. The stage is made before this returns.
+fn run(
+    maker: &StageMaker<'_>,
+    gateway: String,
+    ask: Ask,
+    duplex: Duplex,
+    ends: CancellationToken,
+) -> BoxFuture<'static, Ended> {
     let Duplex { send, receive, line } = duplex;
     let Ask { stage, replica, last, .. } = ask;
     let from = FrameReader::new(Source::Queue(receive), None, maker.config().transfer.zero_copy);
@@ -143,9 +258,16 @@ fn run(maker: &StageMaker<'_>, gateway: String, ask: Ask, duplex: Duplex) -> Box
     tracing::info!(gateway, %stage, "a gateway uses the stage");
     let place = Replica { stage, number: replica };
     let seat = Seat { place, several: true, last, notes: None, obeys: false };
-    let serving = seat.serve(maker, from, out.clone());
+    let mut serving = seat.serve(maker, from, out.clone());
     Box::pin(async move {
-        let outcome = serving.await;
+        let outcome = tokio::select! {
+            outcome = &mut serving => outcome,
+            () = ends.cancelled() => {
+                // The gateway takes what it had elsewhere at once; then the stage sees that its link has ended.
+                line.end(DRAINED);
+                serving.await
+            }
+        };
         if let Err(ChildError::Failed(_, reason)) = &outcome {
             let last_reason = Some(reason.clone());
             out.tell(FromStage::Status(StageStatus {

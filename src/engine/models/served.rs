@@ -94,6 +94,7 @@ impl Service for ServedModel {
             requests: 0,
             admission,
             stages: Vec::new(),
+            gateway: None,
             nodes: Vec::new(),
             aligner: None,
         }

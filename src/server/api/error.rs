@@ -21,6 +21,8 @@ pub(crate) const CODES: &[&str] = &[
     "model_not_found",
     "voice_not_found",
     "call_not_found",
+    "node_not_found",
+    "node_not_drained",
     "method_not_allowed",
     "request_timeout",
     "idle_timeout",

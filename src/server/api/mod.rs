@@ -10,6 +10,7 @@
 //! | `parts` | the content of its messages: text, sound, pictures, videos |
 //! | `voices` | `/v1/audio/voices` |
 //! | `service` | models, health, readiness, faults |
+//! | `cluster` | `/cluster` |
 //! | `session` | messages of `WS /v1/audio/speech/stream` |
 //! | `realtime` | the types of messages of `WS /v1/realtime` |
 //! | `error` | every error |
@@ -24,6 +25,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod chat;
+pub(crate) mod cluster;
 pub(crate) mod error;
 pub(crate) mod fields;
 mod json;

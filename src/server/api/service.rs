@@ -1,5 +1,6 @@
 //! What is served and how it is: models, health, readiness, faults.
 
+use omni_core::admission::AdmissionStatus;
 use omni_core::nodes::NodeStatus;
 use omni_engine::{AlignerHealth, ModelState, Service, StageHealth, StageState};
 use schemars::JsonSchema;
@@ -200,6 +201,12 @@ pub(crate) struct Admission {
     pub held: usize,
     /// Those of them that have a deadline.
     pub realtime: usize,
+}
+
+impl From<&AdmissionStatus> for Admission {
+    fn from(status: &AdmissionStatus) -> Admission {
+        Admission { capacity: status.capacity, held: status.held, realtime: status.realtime }
+    }
 }
 
 /// State of one stage.

@@ -6,8 +6,9 @@ use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, AlignerMetrics, CallMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics,
-    Direction, EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase,
-    Phases, PromptCacheMetrics, Queue, RealtimeMetrics, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
+    Direction, EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, LinkTraffic, MediaMetrics, MemoryUse,
+    Outcome, Phase, Phases, PromptCacheMetrics, Queue, RealtimeMetrics, ReplicaOnNode, RequestKind, RequestMetrics,
+    SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -119,7 +120,10 @@ fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
     drop(requests.accepted(RequestId(2), RequestKind::Chat, began));
     requests.refused(RequestKind::Chat);
 
-    let text = telemetry::render();
+    let link = [LinkTraffic::new(), LinkTraffic::new()];
+    let (node, stage) = ("far".to_owned(), StageName::Talker);
+    let on_node = ReplicaOnNode { node, stage, replica: 0, sequences: 1, restarts: 0, link };
+    let text = telemetry::render() + &telemetry::render_nodes(&[on_node], &[("far", None)]);
     for metric in catalogue::ALL {
         assert!(
             text.contains(&format!("# HELP {} {}", metric.name, metric.help)),

@@ -34,7 +34,7 @@ async fn clients_that_take_every_connection_keep_no_probe_out() {
         held.push(site.service.call().await);
     }
     assert_eq!(site.get("/v1/models").send().await.unwrap().status(), 503);
-    for path in ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics"] {
+    for path in ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics", "/cluster"] {
         let response = site.client.get(url(&site, path)).send().await.unwrap();
         assert_eq!(response.status(), 200, "{path}");
     }

@@ -5,6 +5,7 @@ mod aliases;
 mod bad_requests;
 mod batch;
 mod chat;
+mod cluster;
 mod guard;
 mod heard_words;
 mod limits;

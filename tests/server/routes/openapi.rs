@@ -173,6 +173,9 @@ async fn the_answers_are_on_the_page() {
     let answer =
         |path: &str| &document.operation(path, "get")["responses"]["200"]["content"]["application/json"]["schema"];
     assert_eq!(fields(section("Health, readiness, metrics"), "field"), document.fields(answer("/health")));
+    assert_eq!(fields(section("/cluster"), "field"), document.fields(answer("/cluster")));
+    let drain = document.request("/cluster/drain", "application/json");
+    assert_eq!(fields(section("/cluster"), "field of `POST`"), drain);
     for path in ["/ready", "/live", "/v1/audio/voices"] {
         for field in document.fields(answer(path)) {
             let name = field.rsplit('.').next().unwrap();

@@ -44,6 +44,7 @@ async fn a_key_is_for_what_its_scopes_say() {
             only("voices", Scope::Voices),
             only("metrics", Scope::Metrics),
             only("drill", Scope::Drill),
+            only("cluster", Scope::Cluster),
             key("usual"),
         ];
     });
@@ -60,10 +61,12 @@ async fn a_key_is_for_what_its_scopes_say() {
         (Method::GET, "/debug/faults", vec!["drill"]),
         (Method::POST, "/debug/faults", vec!["drill"]),
         (Method::DELETE, "/debug/faults", vec!["drill"]),
-        (Method::GET, "/v1/models", vec!["speak", "chat", "voices", "metrics", "drill", "usual"]),
+        (Method::POST, "/cluster/drain", vec!["cluster"]),
+        (Method::GET, "/cluster", vec!["speak", "chat", "voices", "metrics", "drill", "cluster", "usual"]),
+        (Method::GET, "/v1/models", vec!["speak", "chat", "voices", "metrics", "drill", "cluster", "usual"]),
     ];
     for (method, path, may) in routes {
-        for name in ["speak", "chat", "voices", "metrics", "drill", "usual"] {
+        for name in ["speak", "chat", "voices", "metrics", "drill", "cluster", "usual"] {
             let response = ask(&site, name, method.clone(), path).await;
             if may.contains(&name) {
                 // It got as far as the handler, which wants more than was sent.

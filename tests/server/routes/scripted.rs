@@ -4,7 +4,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use omni_actors::config::LimitsConfig;
 use omni_actors::core::ids::{Frames, RequestId, StageName};
-use omni_actors::core::nodes::{NodeStatus, OfferedStage};
+use omni_actors::core::nodes::{DrainError, NodeStatus, OfferedStage};
 use omni_actors::engine::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -261,22 +261,50 @@ impl Service for Scripted {
             requests: 0,
             admission: AdmissionStatus::default(),
             stages: stages.into(),
-            nodes: vec![NodeStatus {
-                id: "1".to_owned(),
-                name: "far".to_owned(),
-                stages: vec![OfferedStage {
-                    name: StageName::Talker,
-                    used: false,
-                    reason: Some("it is old".to_owned()),
-                }],
-            }],
+            gateway: Some("9".to_owned()),
+            nodes: vec![far()],
             aligner: None,
         }
+    }
+
+    fn drain_node(
+        &self,
+        node: String,
+        force: bool,
+        undo: bool,
+    ) -> BoxFuture<'static, Result<Vec<NodeStatus>, DrainError>> {
+        let answer = match node.as_str() {
+            "far" if force || undo => Ok(vec![far()]),
+            "far" => Err(DrainError::Refused("it is the last".to_owned())),
+            _ => Err(DrainError::Unknown(node, vec!["far".to_owned()])),
+        };
+        std::future::ready(answer).boxed()
     }
 
     fn drain(&self, _grace: Duration) -> BoxFuture<'_, ()> {
         self.draining.store(true, Ordering::SeqCst);
         // Drained when the test has dropped every call it took.
         std::future::ready(()).boxed()
+    }
+}
+
+/// A node that runs another version.
+fn far() -> NodeStatus {
+    NodeStatus {
+        id: "1".to_owned(),
+        name: "far".to_owned(),
+        host: "rack-1".to_owned(),
+        pid: 7,
+        version: "0.0.9".to_owned(),
+        arithmetic: "f32 with fused products".to_owned(),
+        slots: 4,
+        joined: Duration::from_secs(1_700_000_000),
+        round_trip: Some(Duration::from_micros(1500)),
+        stages: vec![OfferedStage {
+            name: StageName::Talker,
+            replica: None,
+            used: false,
+            reason: Some("it is old".to_owned()),
+        }],
     }
 }
