@@ -4,8 +4,10 @@ use super::gateway::{ANSWER, answered};
 use super::line::{Duplex, Ear, Lines};
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use zenoh::Session;
 use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
@@ -16,6 +18,9 @@ use zenoh::sample::{Sample, SampleKind};
 /// Gateways that ask at the same time; one more has no answer and asks again.
 const ASKING: usize = 256;
 
+/// A node sees no gateway for at least so long before it opens another session: connecting may take a while.
+const LEAST_ALONE: Duration = Duration::from_secs(5);
+
 /// See the module. Dropped, it leaves.
 pub struct Node {
     session: Session,
@@ -23,6 +28,8 @@ pub struct Node {
     silence: Duration,
     lines: Arc<Lines>,
     asked: flume::Receiver<(Question, Query)>,
+    /// The gateways that it sees; `None` for one that joins none by itself.
+    seen: Option<watch::Sender<BTreeSet<String>>>,
     _answers: [Queryable<()>; 3],
     _token: LivelinessToken,
     _gateways: Subscriber<()>,
@@ -52,19 +59,47 @@ impl Node {
         let open = session.declare_queryable(format!("omni/node/{name}/open")).callback(asks(Question::Open)).await?;
         let drain =
             session.declare_queryable(format!("omni/node/{name}/drain")).callback(asks(Question::Drain)).await?;
-        let its = Arc::clone(&lines);
+        let seen = watch::Sender::new(BTreeSet::new());
+        let (its, sees) = (Arc::clone(&lines), seen.clone());
         let changed = move |sample: Sample| {
-            let gateway = sample.key_expr().as_str().strip_prefix("omni/gateway/");
-            if let (Some(gateway), SampleKind::Delete) = (gateway, sample.kind()) {
-                its.gone(gateway);
+            let Some(gateway) = sample.key_expr().as_str().strip_prefix("omni/gateway/") else { return };
+            match sample.kind() {
+                SampleKind::Put => sees.send_modify(|seen| _ = seen.insert(gateway.to_owned())),
+                SampleKind::Delete => {
+                    its.gone(gateway);
+                    sees.send_modify(|seen| _ = seen.remove(gateway));
+                }
             }
         };
-        let gateways = session.liveliness().declare_subscriber("omni/gateway/*").callback(changed).await?;
+        let gateways =
+            session.liveliness().declare_subscriber("omni/gateway/*").history(true).callback(changed).await?;
         // The last: who sees it may ask.
         let token = session.liveliness().declare_token(format!("omni/node/{name}")).await?;
-        let silence = settings.silence;
-        let answers = [told, open, drain];
-        Ok(Node { session, name, silence, lines, asked, _answers: answers, _token: token, _gateways: gateways })
+        let (silence, answers) = (settings.silence, [told, open, drain]);
+        let seen = (!settings.join.is_empty()).then_some(seen);
+        Ok(Node { session, name, silence, lines, asked, seen, _answers: answers, _token: token, _gateways: gateways })
+    }
+
+    /// Resolves when it has seen no gateway for so long that another session should be opened: Zenoh may stop trying to
+    /// connect when a connection ends just as it was made, and a session that connects anew beside one of its own that
+    /// the gateway still counts as open is told of nothing (eclipse-zenoh/zenoh#2806). No link is lost by it.
+    pub async fn alone(&self) {
+        let Some(seen) = &self.seen else { return std::future::pending().await };
+        let (mut seen, after) = (seen.subscribe(), LEAST_ALONE.max(4 * self.silence));
+        loop {
+            // The sender lives as long as this.
+            let _ = seen.wait_for(BTreeSet::is_empty).await;
+            if tokio::time::timeout(after, seen.wait_for(|seen| !seen.is_empty())).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Closes the session. What it listens at is free then.
+    pub async fn leave(self) {
+        if let Err(error) = self.session.close().await {
+            tracing::debug!(%error, "a session did not close");
+        }
     }
 
     /// The name of this session.

@@ -224,6 +224,20 @@ async fn requests_wait_for_a_node_where_none_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_sees_no_gateway_joins_anew_until_there_is_one() {
+    let cluster = Cluster::of(&omni());
+    let node = cluster.node("node", "silence = \"500ms\"");
+    let first = node.says("stages are offered to gateways");
+    node.says("no gateway is seen; the node joins anew");
+    let second = node.says("stages are offered to gateways");
+    let session = |line: &str| line.split("session=").nth(1).and_then(|rest| rest.split(' ').next()).map(str::to_owned);
+    assert!(session(&first).is_some() && session(&first) != session(&second), "{first}\n{second}");
+    let gateway = cluster.gateway(|_| {}).await;
+    until(&gateway, "it is used", |health| both_run(health, "node")).await;
+    assert!(say(&gateway, frames(4, 1)).await.end.unwrap().is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn new_sequences_go_to_a_node_that_joins_later() {
     let cluster = Cluster::of(&omni());
     let _first = cluster.node("first", "");

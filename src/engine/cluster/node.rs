@@ -18,7 +18,7 @@ use omni_stage::process::message::FromStage;
 use omni_stage::{StageState, StageStatus};
 use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
 use std::time::Duration;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// How long what a stage has still to say may take to leave.
@@ -41,76 +41,142 @@ pub(super) async fn serve(
     let terms = terms(checkpoint).await?;
     let arithmetic = arithmetic(&maker.device);
     let slots = u32::try_from(config.limits.max_requests).unwrap_or(u32::MAX);
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (name, pid) = (name(config), std::process::id());
-    let offer = Offer { name, host, pid, terms: terms.clone(), arithmetic, stages: stages.clone(), slots };
-    let node = Node::start(&settings(&config.cluster), encoded(&offer)?).await.map_err(unusable)?;
-    let named: Vec<&str> = stages.iter().map(|stage| stage.as_str()).collect();
-    tracing::info!(
-        node = offer.name,
-        session = node.name(),
-        stages = named.join(", "),
-        "stages are offered to gateways"
-    );
-    let mut shares = Shares::new(config.cluster.gateways);
-    let mut links: JoinSet<Ended> = JoinSet::new();
-    let mut service = InService::default();
-    // Gateways are asked whether they can do without this node.
-    let mut asking = FuturesUnordered::new();
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let pid = std::process::id();
+    let name = name(config);
+    let offer = Offer {
+        name: name.clone(),
+        host: machine,
+        pid,
+        terms: terms.clone(),
+        arithmetic,
+        stages: stages.clone(),
+        slots,
+    };
+    let offer = encoded(&offer)?;
+    let mut host = Host {
+        maker: &maker,
+        terms,
+        stages: &stages,
+        gateways: config.cluster.gateways,
+        shares: Shares::new(config.cluster.gateways),
+        links: JoinSet::new(),
+        drained: false,
+    };
+    let how = settings(&config.cluster);
+    let stages = stages.iter().map(|stage| stage.as_str()).collect::<Vec<_>>().join(", ");
     tokio::pin!(stopped);
+    // What is wrong with the config shows in the first session.
+    let mut node = Some(Node::start(&how, offer.clone()).await.map_err(unusable)?);
     loop {
-        tokio::select! {
-            () = &mut stopped => break,
-            asked = node.asked() => match asked.question() {
-                Question::Drain => match decoded::<DrainOrder>(&asked.request()) {
-                    None => asked.refuse("it speaks another protocol"),
-                    Some(order) => {
-                        let node = &node;
-                        asking.push(async move { (asked, decide(node, order).await) });
-                    }
-                },
-                Question::Open => {
-                    let gateway = asked.gateway();
-                    match service.granted(&asked, &terms, &stages, &mut shares) {
-                        Err(reason) => asked.refuse(&reason),
-                        Ok(ask) => match asked.accept().await {
-                            Ok(duplex) => _ = links.spawn(run(&maker, gateway, ask, duplex, service.ends.clone())),
-                            Err(error) => {
-                                tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
-                                shares.give_back(&gateway, ask.stage);
-                            }
-                        },
-                    }
+        if let Some(node) = node.take() {
+            tracing::info!(node = name, session = node.name(), stages, "stages are offered to gateways");
+            let ended = tokio::select! {
+                () = &mut stopped => None,
+                ended = host.attends(&node) => Some(ended?),
+            };
+            // Gateways see that it leaves, and go on elsewhere.
+            node.leave().await;
+            host.loses_links().await;
+            let Some(Alone) = ended else { return Ok(()) };
+            tracing::warn!("no gateway is seen; the node joins anew");
+        }
+        match Node::start(&how, offer.clone()).await {
+            Ok(anew) => node = Some(anew),
+            Err(error) => {
+                tracing::warn!(%error, "the node cannot join anew yet");
+                tokio::select! {
+                    () = &mut stopped => return Ok(()),
+                    () = tokio::time::sleep(how.silence) => {}
                 }
-            },
-            Some((asked, decision)) = asking.next() => match decision {
-                Decision::Leave => service.end(asked, links.len()),
-                Decision::Back => {
-                    service.begin();
-                    asked.confirm();
-                }
-                Decision::Stay(reason) => asked.refuse(&reason),
-            },
-            Some(ended) = links.join_next(), if !links.is_empty() => {
-                // A link whose task panicked has taken its stage with it.
-                let (gateway, stage, outcome) = ended.map_err(|error| {
-                    NodeError::Start(StartError::Config(format!("cluster: a link ended: {error}")))
-                })?;
-                shares.give_back(&gateway, stage);
-                match outcome {
-                    Err(ChildError::Failed(stage, reason)) => return Err(NodeError::GivenUp(stage, reason)),
-                    Ok(()) => tracing::info!(gateway, %stage, "a gateway needs the stage no more"),
-                    Err(error) => tracing::warn!(gateway, %stage, %error, "the link to a gateway ended"),
-                }
-                service.ended(links.len());
             }
         }
     }
-    drop((asking, service));
-    // Gateways see that it leaves, and go on elsewhere.
-    drop(node);
-    links.shutdown().await;
-    Ok(())
+}
+
+/// A session of a node sees no gateway.
+struct Alone;
+
+/// What of a node outlives its sessions.
+struct Host<'a> {
+    maker: &'a StageMaker<'a>,
+    terms: Terms,
+    stages: &'a [StageName],
+    /// How many may have a share.
+    gateways: usize,
+    shares: Shares,
+    links: JoinSet<Ended>,
+    drained: bool,
+}
+
+impl Host<'_> {
+    /// Does what gateways ask for, until a stage is given up or no gateway is seen.
+    async fn attends(&mut self, node: &Node) -> Result<Alone, NodeError> {
+        let mut service = InService { drained: self.drained, ..InService::default() };
+        // Gateways are asked whether they can do without this node.
+        let mut asking = FuturesUnordered::new();
+        let alone = node.alone();
+        tokio::pin!(alone);
+        loop {
+            self.drained = service.drained;
+            tokio::select! {
+                () = &mut alone => return Ok(Alone),
+                asked = node.asked() => match asked.question() {
+                    Question::Drain => match decoded::<DrainOrder>(&asked.request()) {
+                        None => asked.refuse("it speaks another protocol"),
+                        Some(order) => asking.push(async move { (asked, decide(node, order).await) }),
+                    },
+                    Question::Open => self.opens(&service, asked).await,
+                },
+                Some((asked, decision)) = asking.next() => match decision {
+                    Decision::Leave => service.end(asked, self.links.len()),
+                    Decision::Back => {
+                        service.begin();
+                        asked.confirm();
+                    }
+                    Decision::Stay(reason) => asked.refuse(&reason),
+                },
+                Some(ended) = self.links.join_next(), if !self.links.is_empty() => {
+                    self.link_ended(ended)?;
+                    service.ended(self.links.len());
+                }
+            }
+        }
+    }
+
+    /// Opens a link, if the gateway may have one.
+    async fn opens(&mut self, service: &InService<'_>, asked: Asked<'_>) {
+        let gateway = asked.gateway();
+        match service.granted(&asked, &self.terms, self.stages, &mut self.shares) {
+            Err(reason) => asked.refuse(&reason),
+            Ok(ask) => match asked.accept().await {
+                Ok(duplex) => _ = self.links.spawn(run(self.maker, gateway, ask, duplex, service.ends.clone())),
+                Err(error) => {
+                    tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
+                    self.shares.give_back(&gateway, ask.stage);
+                }
+            },
+        }
+    }
+
+    fn link_ended(&mut self, ended: Result<Ended, JoinError>) -> Result<(), NodeError> {
+        // A link whose task panicked has taken its stage with it.
+        let (gateway, stage, outcome) =
+            ended.map_err(|error| NodeError::Start(StartError::Config(format!("cluster: a link ended: {error}"))))?;
+        self.shares.give_back(&gateway, stage);
+        match outcome {
+            Err(ChildError::Failed(stage, reason)) => return Err(NodeError::GivenUp(stage, reason)),
+            Ok(()) => tracing::info!(gateway, %stage, "a gateway needs the stage no more"),
+            Err(error) => tracing::warn!(gateway, %stage, %error, "the link to a gateway ended"),
+        }
+        Ok(())
+    }
+
+    /// The session is closed, and with it all links are.
+    async fn loses_links(&mut self) {
+        self.links.shutdown().await;
+        self.shares = Shares::new(self.gateways);
+    }
 }
 
 /// The stages that the config names, if the checkpoint has them.
