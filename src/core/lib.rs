@@ -15,6 +15,7 @@ pub mod nodes;
 pub mod patience;
 pub mod playback;
 pub mod quota;
+pub mod random;
 pub mod residence;
 pub mod restart;
 pub mod runaway;

@@ -4,14 +4,28 @@
 //! A sequence goes on in another replica from its journal, so all replicas of a stage have to make the same numbers of
 //! the same input. The checkpoint and the protocol are the gateway's. How a stage computes is settled by the first node
 //! that it gets, for as long as the gateway runs: a CPU and a GPU add in different orders.
+//!
+//! Gateways do not know of each other, and a node that several use has a batch for each of them. So each gateway asks
+//! nodes in an order of its own, and first for one that no other uses.
+
+mod shares;
+pub mod simulation;
+
+pub use shares::Shares;
 
 use crate::ids::{Generation, StageName};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::random::mix;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 /// What gateways and nodes say to each other changes with this number and with the version of the program.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
+
+/// When a node that is full is asked again; twice as long after each further time.
+const AGAIN: Duration = Duration::from_millis(200);
+/// And at most so long: a gateway that looks for a node then asks 160 of a thousand full ones a second.
+const AGAIN_AT_MOST: Duration = Duration::from_millis(6400);
 
 /// A node that has joined, as this session of it is known.
 pub type NodeId = String;
@@ -65,6 +79,8 @@ pub struct Offer {
     pub stages: Vec<StageName>,
     /// Sequences of one gateway that have a slot in each stage at the same time.
     pub slots: u32,
+    /// Gateways that may use it at the same time.
+    pub gateways: usize,
 }
 
 impl Offer {
@@ -87,6 +103,8 @@ pub struct Ask {
     pub replica: u8,
     /// The last generation of that replica.
     pub last: Generation,
+    /// With how many other gateways at most it shares the node.
+    pub beside: usize,
 }
 
 /// What a gateway tells a node whose operator wants it out of service, or back in it.
@@ -176,12 +194,22 @@ struct Member {
     /// Until when it counts as one that is about to leave.
     leaving: Option<Duration>,
     round_trip: Option<Duration>,
+    /// How often in a row it has refused each stage.
+    refusals: [u32; StageName::ALL.len()],
+    /// Its place in the order of this gateway.
+    rank: u64,
 }
 
 impl Member {
-    fn new(offer: Offer, joined: Duration, bar: Option<Bar>) -> Member {
-        let bars = std::array::from_fn(|_| bar.clone());
-        Member { offer, joined, used: Default::default(), bars, leaving: None, round_trip: None }
+    fn new(offer: Offer, rank: u64, joined: Duration, bar: Option<Bar>) -> Member {
+        let (bars, refusals) = (std::array::from_fn(|_| bar.clone()), Default::default());
+        Member { offer, joined, used: Default::default(), bars, leaving: None, round_trip: None, refusals, rank }
+    }
+
+    /// With how many others this gateway shares it at most: none at first, then twice as many and one.
+    fn beside(&self, stage: StageName) -> usize {
+        let doubled = 1usize.checked_shl(self.refusals[stage as usize]).unwrap_or(usize::MAX) - 1;
+        doubled.min(self.offer.gateways.saturating_sub(1))
     }
 
     fn is_linked(&self, at: usize) -> bool {
@@ -238,12 +266,16 @@ pub struct Ticket {
     pub node: String,
     /// Which stage.
     pub stage: StageName,
+    /// See [`Ask::beside`].
+    pub beside: usize,
     number: u64,
 }
 
 /// The nodes of one gateway. Times are since any fixed moment.
 #[derive(Clone, Debug)]
 pub struct Nodes {
+    /// A number that its name makes.
+    gateway: u64,
     terms: Terms,
     members: BTreeMap<NodeId, Member>,
     arithmetic: [Option<String>; StageName::ALL.len()],
@@ -253,14 +285,21 @@ pub struct Nodes {
 impl Nodes {
     /// Of a gateway with these terms, before any has joined.
     pub fn new(terms: Terms) -> Nodes {
-        Nodes { terms, members: BTreeMap::new(), arithmetic: Default::default(), tickets: 0 }
+        Nodes { gateway: 0, terms, members: BTreeMap::new(), arithmetic: Default::default(), tickets: 0 }
+    }
+
+    /// The same, with the order in which the gateway of this name asks. Before any node has joined.
+    #[must_use]
+    pub fn in_order_of(self, gateway: &str) -> Nodes {
+        Nodes { gateway: hash(0, gateway), ..self }
     }
 
     /// A node has joined. The reason if it is of no use.
     pub fn joined(&mut self, id: NodeId, offer: Offer, now: Duration) -> Option<String> {
         let reason = self.terms.differ(&offer.terms);
         let bar = reason.clone().map(|reason| Bar { reason, until: None });
-        self.members.insert(id, Member::new(offer, now, bar));
+        let rank = hash(self.gateway, &id);
+        self.members.insert(id, Member::new(offer, rank, now, bar));
         reason
     }
 
@@ -269,8 +308,8 @@ impl Nodes {
         self.members.remove(id).map(|member| member.offer.name)
     }
 
-    /// A node for one more replica of a stage: of those that may be used and are not used for it yet, one that is used
-    /// for the fewest stages.
+    /// A node for one more replica of a stage: of those that may be used and are not used for it yet, one that has
+    /// refused least often, then one that is used for the fewest stages, then the first in this gateway's order.
     pub fn take(&mut self, stage: StageName, replica: u8, now: Duration) -> Option<Ticket> {
         let at = stage as usize;
         for member in self.members.values_mut() {
@@ -286,17 +325,19 @@ impl Nodes {
             member.offer.stages.contains(&stage) && member.used[at].is_none() && open
         };
         let free = self.members.iter_mut().filter(|(_, member)| is_free(member));
-        let (id, member) = free.min_by_key(|(_, member)| member.used.iter().flatten().count())?;
+        let (id, member) =
+            free.min_by_key(|(_, member)| (member.refusals[at], member.used.iter().flatten().count(), member.rank))?;
         self.tickets += 1;
         member.used[at] = Some(Use { number: self.tickets, replica, linked: false, running: false });
-        Some(Ticket { id: id.clone(), node: member.offer.name.clone(), stage, number: self.tickets })
+        let (node, beside) = (member.offer.name.clone(), member.beside(stage));
+        Some(Ticket { id: id.clone(), node, stage, beside, number: self.tickets })
     }
 
     /// The node has opened a link: those that follow have to compute as it does.
     pub fn linked(&mut self, ticket: &Ticket) {
         let at = ticket.stage as usize;
         let Some(member) = self.of(ticket) else { return };
-        member.bars[at] = None;
+        (member.bars[at], member.refusals[at]) = (None, 0);
         if let Some(its) = &mut member.used[at] {
             its.linked = true;
         }
@@ -323,6 +364,20 @@ impl Nodes {
         if let Some(member) = self.of(ticket) {
             member.bars[ticket.stage as usize] = Some(Bar { reason, until });
         }
+    }
+
+    /// The node has refused, or said nothing. It comes behind those that have refused less often, and one that is full
+    /// is left alone for a while.
+    pub fn refused(&mut self, ticket: &Ticket, reason: String, now: Duration) {
+        let Some(member) = self.of(ticket) else { return };
+        let (at, others) = (ticket.stage as usize, member.offer.gateways.saturating_sub(1));
+        if ticket.beside >= others {
+            // The first questions were not whether it has any share left.
+            let times = member.refusals[at].saturating_sub(usize::BITS - others.leading_zeros()).min(8);
+            let until = Some(now + (AGAIN * 2u32.pow(times)).min(AGAIN_AT_MOST));
+            member.bars[at] = Some(Bar { reason, until });
+        }
+        member.refusals[at] = member.refusals[at].saturating_add(1);
     }
 
     /// The node of a ticket that is worth something.
@@ -406,7 +461,7 @@ impl Nodes {
                 let reason = member.bars[at].as_ref().map(|bar| bar.reason.clone());
                 OfferedStage { name: *stage, replica: used.map(|its| its.replica), used: used.is_some(), reason }
             };
-            let Offer { name, host, pid, terms, arithmetic, stages, slots } = member.offer.clone();
+            let Offer { name, host, pid, terms, arithmetic, stages, slots, .. } = member.offer.clone();
             NodeStatus {
                 id: id.clone(),
                 name,
@@ -424,43 +479,15 @@ impl Nodes {
     }
 }
 
-/// The shares of one node: which gateways use which of its stages. A gateway has one share, whatever it uses.
-#[derive(Clone, Debug)]
-pub struct Shares {
-    most: usize,
-    used: BTreeMap<String, BTreeSet<StageName>>,
-}
-
-impl Shares {
-    /// For so many gateways at the same time.
-    pub fn new(most: usize) -> Shares {
-        Shares { most, used: BTreeMap::new() }
-    }
-
-    /// Gives a gateway a stage.
-    ///
-    /// # Errors
-    /// Why not, for the gateway's list of nodes.
-    pub fn grant(&mut self, gateway: &str, stage: StageName) -> Result<(), String> {
-        if !self.used.contains_key(gateway) && self.used.len() >= self.most {
-            return Err(format!("no share is left: cluster.gateways is {} there, and so many use it", self.most));
-        }
-        let new = self.used.entry(gateway.to_owned()).or_default().insert(stage);
-        // The gateway has seen a link end, and this side has not yet.
-        new.then_some(()).ok_or_else(|| format!("it still has an earlier link for the {stage}"))
-    }
-
-    /// A gateway uses a stage no more.
-    pub fn give_back(&mut self, gateway: &str, stage: StageName) {
-        if let Some(used) = self.used.get_mut(gateway) {
-            used.remove(&stage);
-            if used.is_empty() {
-                self.used.remove(gateway);
-            }
-        }
-    }
+/// A hash that is the same in every process.
+fn hash(state: u64, text: &str) -> u64 {
+    text.bytes().fold(state, |state, byte| mix(state, byte.into()))
 }
 
 #[cfg(test)]
 #[path = "nodes_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "nodes_order_tests.rs"]
+mod order_tests;

@@ -13,7 +13,7 @@ fn terms(checkpoint: u8) -> Terms {
 fn offer(arithmetic: &str) -> Offer {
     let stages = vec![StageName::Talker, StageName::Vocoder];
     let (name, host) = ("one".to_owned(), "rack-1".to_owned());
-    Offer { name, host, pid: 7, terms: terms(7), arithmetic: arithmetic.into(), stages, slots: 4 }
+    Offer { name, host, pid: 7, terms: terms(7), arithmetic: arithmetic.into(), stages, slots: 4, gateways: 1 }
 }
 
 fn taken(nodes: &mut Nodes, stage: StageName) -> Option<String> {
@@ -26,9 +26,9 @@ fn a_node_that_differs_is_listed_with_the_reason_and_never_used() {
     let other = Offer { terms: terms(8), ..offer("cpu") };
     let reason = nodes.joined("a".into(), other, NOW).unwrap();
     assert_eq!(reason, "its checkpoint has fingerprint 080808080808, the gateway's 070707070707");
-    let newer = Offer { terms: Terms { protocol: 2, ..terms(7) }, ..offer("cpu") };
+    let newer = Offer { terms: Terms { protocol: PROTOCOL + 1, ..terms(7) }, ..offer("cpu") };
     let told = nodes.joined("b".into(), newer, NOW).unwrap();
-    assert_eq!(told, "it runs version 1.2.3 (protocol 2), the gateway 1.2.3 (protocol 1)");
+    assert_eq!(told, "it runs version 1.2.3 (protocol 3), the gateway 1.2.3 (protocol 2)");
     assert_eq!(taken(&mut nodes, StageName::Talker), None);
     let listed = OfferedStage { name: StageName::Talker, replica: None, used: false, reason: Some(reason) };
     assert_eq!(nodes.list()[0].stages[0], listed);
@@ -38,8 +38,8 @@ fn a_node_that_differs_is_listed_with_the_reason_and_never_used() {
 fn replicas_of_a_stage_compute_as_its_first_one_did() {
     let mut nodes = Nodes::new(terms(7));
     assert_eq!(nodes.joined("a".into(), offer("cpu"), NOW), None);
-    assert_eq!(nodes.joined("b".into(), offer("gpu"), NOW), None);
     let ticket = nodes.take(StageName::Talker, 0, NOW).unwrap();
+    assert_eq!(nodes.joined("b".into(), offer("gpu"), NOW), None);
     assert_eq!(ticket.id, "a");
     nodes.linked(&ticket);
     nodes.left("a");
@@ -87,15 +87,15 @@ fn stages_spread_over_the_nodes() {
 #[test]
 fn a_share_is_one_gateways_whatever_it_uses() {
     let mut shares = Shares::new(1);
-    assert_eq!(shares.grant("a", StageName::Talker), Ok(()));
-    assert_eq!(shares.grant("a", StageName::Vocoder), Ok(()));
-    let told = shares.grant("b", StageName::Talker).unwrap_err();
+    assert_eq!(shares.grant("a", StageName::Talker, 9), Ok(()));
+    assert_eq!(shares.grant("a", StageName::Vocoder, 9), Ok(()));
+    let told = shares.grant("b", StageName::Talker, 9).unwrap_err();
     assert_eq!(told, "no share is left: cluster.gateways is 1 there, and so many use it");
-    assert_eq!(shares.grant("a", StageName::Talker).unwrap_err(), "it still has an earlier link for the talker");
+    assert_eq!(shares.grant("a", StageName::Talker, 9).unwrap_err(), "it still has an earlier link for the talker");
     shares.give_back("a", StageName::Talker);
-    assert!(shares.grant("b", StageName::Talker).is_err(), "it still has a vocoder");
+    assert!(shares.grant("b", StageName::Talker, 9).is_err(), "it still has a vocoder");
     shares.give_back("a", StageName::Vocoder);
-    assert_eq!(shares.grant("b", StageName::Talker), Ok(()));
+    assert_eq!(shares.grant("b", StageName::Talker, 9), Ok(()));
 }
 
 /// Two nodes that run both stages.

@@ -4,6 +4,7 @@
 //! the replica that has the fewest, and those of a replica that goes down go to the others at once.
 
 use crate::ids::RequestId;
+use crate::random::mix;
 use std::collections::BTreeMap;
 
 /// One replica.
@@ -19,12 +20,22 @@ struct Replica {
 pub struct Seats {
     replicas: Vec<Replica>,
     seats: BTreeMap<RequestId, usize>,
+    /// Which of several replicas with as few sequences is taken: the first, or the first in an order of this number.
+    order: Option<u64>,
 }
 
 impl Seats {
     /// Of a stage with so many replicas, none of which is up.
     pub fn new(replicas: usize) -> Seats {
-        Seats { replicas: vec![Replica::default(); replicas], seats: BTreeMap::new() }
+        Seats { replicas: vec![Replica::default(); replicas], seats: BTreeMap::new(), order: None }
+    }
+
+    /// The same with an order of its own among replicas that have as few. Gateways share nodes and do not know of each
+    /// other: in one order, each would begin with the same node. It is one order and no turns, because a conversation
+    /// that comes back to its replica finds its prompt there.
+    #[must_use]
+    pub fn in_order_of(self, number: u64) -> Seats {
+        Seats { order: Some(number), ..self }
     }
 
     /// A replica takes sequences from now on; those that it had before are lost.
@@ -54,14 +65,20 @@ impl Seats {
         self.seats.get(&request).copied()
     }
 
-    /// Gives a request a seat: the one that it has, or one with the replica that has the fewest sequences, the first of
-    /// those. `None` while no replica is up.
+    /// How many sequences a replica has; `None` while it takes none.
+    pub fn taken(&self, replica: usize) -> Option<usize> {
+        self.replicas.get(replica).filter(|replica| replica.is_up).map(|replica| replica.taken)
+    }
+
+    /// Gives a request a seat: the one that it has, or one with the replica that has the fewest sequences. `None` while no
+    /// replica is up.
     pub fn take(&mut self, request: RequestId) -> Option<usize> {
         if let Some(seat) = self.of(request) {
             return Some(seat);
         }
         let up = self.replicas.iter().enumerate().filter(|(_, replica)| replica.is_up);
-        let (least, _) = up.min_by_key(|(_, replica)| replica.taken)?;
+        let place = |number: usize| self.order.map_or(number as u64, |order| mix(order, number as u64));
+        let (least, _) = up.min_by_key(|(number, replica)| (replica.taken, place(*number)))?;
         self.seats.insert(request, least);
         self.replicas[least].taken += 1;
         Some(least)
@@ -97,6 +114,20 @@ mod tests {
         assert_eq!(seats.take(RequestId(3)), Some(0));
         seats.leave(RequestId(1));
         assert_eq!(seats.of(RequestId(1)), None);
+    }
+
+    #[test]
+    fn gateways_begin_with_different_replicas_and_each_with_the_same_one_again() {
+        let first = |order: u64| {
+            let mut seats = Seats::new(8).in_order_of(order);
+            (0..4).for_each(|replica| seats.up(replica));
+            let first = seats.take(RequestId(1));
+            seats.leave(RequestId(1));
+            assert_eq!(seats.take(RequestId(2)), first);
+            first
+        };
+        let firsts: std::collections::BTreeSet<_> = (0..32).map(first).collect();
+        assert_eq!(firsts.into_iter().flatten().collect::<Vec<_>>(), [0, 1, 2, 3]);
     }
 
     proptest! {

@@ -45,7 +45,9 @@ use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::PayloadSender;
 use posts::{Post, PostedLock};
 use reader::Reader;
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -138,7 +140,13 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let seats = StageName::ALL.map(|stage| Seats::new(stages.replicas(stage).len()));
+        let seats = StageName::ALL.map(|stage| {
+            let replicas = stages.replicas(stage);
+            let seats = Seats::new(replicas.len());
+            // A number that no other gateway has: its hasher is seeded by the system.
+            let number = || RandomState::new().build_hasher().finish();
+            if replicas.iter().any(|replica| replica.is_on_nodes()) { seats.in_order_of(number()) } else { seats }
+        });
         let state = PostedLock::new(State {
             core: core.into(),
             open: BTreeMap::new(),

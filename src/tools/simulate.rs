@@ -1,5 +1,7 @@
 //! `omni-actors simulate`: plays simulations of the whole engine, seed after seed.
 
+mod nodes;
+
 use anyhow::bail;
 use clap::Args;
 use omni_engine::simulation::{Report, Scenario, Settings, Violation, play, shrink};
@@ -24,14 +26,15 @@ const EVERY: Duration = Duration::from_secs(1);
   omni-actors simulate                              a thousand seeds
   omni-actors simulate --minutes 60 --seed 1000000  an hour of seeds from this one on
   omni-actors simulate --seed 4711 --seeds 1        the scenario that failed, again
+  omni-actors simulate --nodes 1000                 a thousand nodes and their gateways, without what is inside of them
 docs/simulation.md says what is simulated.")]
 pub struct SimulateArgs {
     /// The first seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How many seeds
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    seeds: u64,
+    /// How many seeds [default: 1000; with --nodes 1]
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
     /// Play seeds until so many minutes are over
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
     minutes: Option<f64>,
@@ -50,10 +53,29 @@ pub struct SimulateArgs {
     /// Scenarios at once; as many as there are cores by default
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
+    /// Play so many nodes and their gateways instead: who uses which, and where sequences go
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    nodes: Option<u32>,
+    /// Gateways in front of the nodes; one for 16 nodes by default
+    #[arg(long, value_name = "N", requires = "nodes", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    gateways: Option<u32>,
+    /// `cluster.gateways` of the nodes
+    #[arg(long, value_name = "N", requires = "nodes", default_value_t = 1)]
+    shares: usize,
+    /// `cluster.max_nodes` of the gateways
+    #[arg(long, value_name = "N", requires = "nodes", default_value_t = 8)]
+    max_nodes: usize,
+    /// What is in front of the gateways
+    #[arg(long, requires = "nodes", default_value = "turns")]
+    balancer: nodes::Front,
 }
 
 /// Runs the command. It fails if a scenario does.
 pub fn execute(args: &SimulateArgs) -> anyhow::Result<()> {
+    if let Some(nodes) = args.nodes {
+        return nodes::execute(args, nodes as usize);
+    }
+    let seeds = args.seeds.unwrap_or(1000);
     let settings = Settings { requests: args.requests, faults: args.faults, poison: args.poison, media: args.media };
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1).max(1);
     // A panic is a violation, which is printed with its seed.
@@ -64,7 +86,7 @@ pub fn execute(args: &SimulateArgs) -> anyhow::Result<()> {
     let (all, violation) = (Mutex::new((Report::default(), 0u64)), Mutex::new(None::<Violation>));
     let more = |seed: u64| match until {
         Some(until) => begun.elapsed() < until,
-        None => seed < args.seed.saturating_add(args.seeds),
+        None => seed < args.seed.saturating_add(seeds),
     };
     let work = || {
         while !failed.load(Ordering::Relaxed) {

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use omni_cluster::{Change, Gateway, Line};
 use omni_config::Config;
 use omni_core::ids::{Generation, Replica};
-use omni_core::nodes::{self, Ask, DrainError, DrainOrder, Leave, NodeId, NodeStatus, Offer, Ticket};
+use omni_core::nodes::{self, Ask, DrainError, DrainOrder, Leave, NodeStatus, Offer, Ticket};
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::{NodeLink, NodeSeat, Nodes};
 use omni_transfer::link::{Sink, Source};
@@ -16,8 +16,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
-/// When a node that has refused is asked again.
-const AGAIN: Duration = Duration::from_millis(200);
 /// How often the way to each node is measured.
 const MEASURE: Duration = Duration::from_secs(2);
 /// How long this side may take to see that a node has ended its links.
@@ -77,7 +75,7 @@ impl Members {
     pub async fn join(checkpoint: &Checkpoint, config: &Config) -> Result<Arc<dyn Nodes>, StartError> {
         let terms = terms(checkpoint).await?;
         let at_start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let nodes = Mutex::new(nodes::Nodes::new(terms.clone()));
+        let nodes = Mutex::new(nodes::Nodes::new(terms.clone()).in_order_of(gateway.name()));
         let nodes = Arc::new(Known { nodes, at_start, began: Instant::now() });
         let (asked, host) = (Arc::clone(&nodes), name(config));
         let may_leave = Box::new(move |question| asked.spare(&question, &host));
@@ -166,7 +164,7 @@ impl State {
             };
             // From here on the place is given back, wherever this ends.
             let mut seat = Seat { state: Arc::clone(&self), ticket, line: None };
-            match self.ask(&seat.ticket.id, place, last).await {
+            match self.ask(&seat.ticket, place, last).await {
                 Ok(duplex) => {
                     seat.line = Some(duplex.line);
                     self.nodes().linked(&seat.ticket);
@@ -175,18 +173,17 @@ impl State {
                 }
                 Err(reason) => {
                     tracing::debug!(node = seat.ticket.node, %stage, reason, "a node opens no link");
-                    let until = Some(self.nodes.now() + AGAIN);
-                    self.nodes().bar(&seat.ticket, reason, until);
+                    self.nodes().refused(&seat.ticket, reason, self.nodes.now());
                 }
             }
         }
     }
 
-    async fn ask(&self, id: &NodeId, place: Replica, last: Generation) -> Result<omni_cluster::Duplex, String> {
+    async fn ask(&self, ticket: &Ticket, place: Replica, last: Generation) -> Result<omni_cluster::Duplex, String> {
         let Replica { stage, number: replica } = place;
-        let ask =
-            encoded(&Ask { terms: self.terms.clone(), stage, replica, last }).map_err(|error| error.to_string())?;
-        self.gateway.open(id, ask).await.map_err(|error| error.to_string())
+        let ask = Ask { terms: self.terms.clone(), stage, replica, last, beside: ticket.beside };
+        let ask = encoded(&ask).map_err(|error| error.to_string())?;
+        self.gateway.open(&ticket.id, ask).await.map_err(|error| error.to_string())
     }
 
     fn changed(&self) {

@@ -52,6 +52,7 @@ pub(super) async fn serve(
         arithmetic,
         stages: stages.clone(),
         slots,
+        gateways: config.cluster.gateways,
     };
     let offer = encoded(&offer)?;
     let mut host = Host {
@@ -298,7 +299,7 @@ fn granted(asked: &Asked<'_>, terms: &Terms, stages: &[StageName], shares: &mut 
     if !stages.contains(&ask.stage) {
         return Err(format!("it runs no {}", ask.stage));
     }
-    shares.grant(&asked.gateway(), ask.stage)?;
+    shares.grant(&asked.gateway(), ask.stage, ask.beside)?;
     Ok(ask)
 }
 

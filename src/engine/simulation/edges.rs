@@ -1,8 +1,8 @@
 //! The edges of a simulation, and what is counted on them: how far each producer is ahead of its consumer.
 
 use super::super::journal::Edge;
-use super::random::Random;
 use omni_core::ids::{RequestId, Seq, StageName};
+use omni_core::random::Random;
 use omni_core::scheduler::Ack;
 use omni_stage::{AckSink, RELEASED};
 use omni_transfer::payload::Payload;

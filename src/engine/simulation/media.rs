@@ -1,7 +1,7 @@
 //! Sound and pictures of simulated requests: a few media, each of which follows from its number, in prompts; and the
 //! sizes of towers with which small media have many windows, slices and steps.
 
-use super::random::{Random, mix};
+use omni_core::random::{Random, mix};
 use omni_media::Medium;
 use omni_media::patches::{PatchConfig, Patches};
 use omni_media::picture::Picture;

@@ -18,7 +18,6 @@ mod listener;
 mod media;
 mod model;
 mod plan;
-mod random;
 mod scenario;
 #[cfg(test)]
 mod tests;

@@ -9,11 +9,11 @@ mod prompt;
 pub(super) use encoder::pieces;
 pub(super) use expect::{Asked, Expected, expect};
 
-use super::random::mix;
 use encoder::Encoding;
 use expect::{codec, codes, frame, position, read, sound, text, token};
 use omni_config::Precision;
 use omni_core::ids::{FinishReason, Slot, StageName};
+use omni_core::random::mix;
 use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 use omni_model::error::{not_open, refused};
 use omni_model::stage::{

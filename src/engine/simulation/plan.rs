@@ -3,13 +3,13 @@
 use super::edges::Prompts;
 use super::media::{CONFIG, Prompted, prompted};
 use super::model::{Asked, END, Expected, GROUPS, expect};
-use super::random::{Random, mix};
 use super::scenario::{RequestKind, Script, Shape};
 use crate::encoded::{Known, MediaPlan};
 use crate::plan::{FollowedText, MediaPlanner, RequestPlan, SequencePlan, runs};
 use omni_core::admission::Slo;
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
+use omni_core::random::{Random, mix};
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::CodecTokens;
 use omni_model::sampling::SamplingParams;

@@ -3,8 +3,8 @@
 
 use super::media;
 use super::model::{Lengths, Sickness};
-use super::random::{Random, mix};
 use omni_core::ids::StageName;
+use omni_core::random::{Random, mix};
 use omni_core::restart::RestartLimits;
 use omni_stage::simulation::SimulatedActor;
 use std::time::Duration;

@@ -3,8 +3,8 @@
 
 use super::Book;
 use crate::simulation::media::CONFIG;
-use crate::simulation::random::mix;
 use omni_core::ids::StageName;
+use omni_core::random::mix;
 use omni_media::Medium;
 use omni_model::ModelError;
 use omni_model::encoder::{Encodable, EncoderSpec, Features, Part, Schedule, Work};

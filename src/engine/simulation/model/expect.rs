@@ -3,7 +3,7 @@
 use super::encoder::rows;
 use super::prompt::{Rows, prefill};
 use super::{END, GROUPS, Lengths, SAMPLES};
-use crate::simulation::random::mix;
+use omni_core::random::mix;
 use omni_media::Medium;
 use omni_model::stage::{TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_model::talker::{CodecSide, TalkerPrompt, TextSide};

@@ -1,7 +1,7 @@
 //! The prompt of a thinker that computes nothing: tokens, and rows that have come for the positions that stand for media.
 
 use super::expect::read;
-use crate::simulation::random::mix;
+use omni_core::random::mix;
 use omni_model::ModelError;
 use omni_model::error::refused;
 use omni_model::media::MediaLayout;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub struct Random(u64);
 
 /// Mixes a number into a state.
-pub(super) fn mix(state: u64, value: u64) -> u64 {
+pub fn mix(state: u64, value: u64) -> u64 {
     let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -15,10 +15,13 @@ pub(super) fn mix(state: u64, value: u64) -> u64 {
 }
 
 impl Random {
+    /// The numbers of a seed.
     pub fn new(seed: u64) -> Random {
         Random(mix(0x5EED, seed))
     }
 
+    /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "it has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0, 0)
@@ -39,6 +42,7 @@ impl Random {
         self.below(times) == 0
     }
 
+    /// One of these, which are not none.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
