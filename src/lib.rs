@@ -19,6 +19,7 @@
 //! | [`ops`] | the CPU kernels |
 //! | [`media`] | what a model hears and sees: files of sound, pictures and videos to numbers |
 //! | [`realtime`] | OpenAI's realtime protocol as a state machine |
+//! | `cluster` | gateways and nodes over Zenoh, with the feature `cluster` |
 //! | `webrtc` | a call over WebRTC without its socket, with the feature `webrtc` |
 //! | [`audio`] | formats of sound: wav, flac, mp3, opus; speed |
 //! | [`config`] | what the user wrote, and what it means |
@@ -55,6 +56,8 @@
 
 pub use omni_audio as audio;
 pub use omni_cli as cli;
+#[cfg(feature = "cluster")]
+pub use omni_cluster as cluster;
 pub use omni_config as config;
 pub use omni_core as core;
 #[cfg(feature = "cuda")]

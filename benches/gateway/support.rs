@@ -1,0 +1,8 @@
+//! What the tests have.
+
+#[path = "../../tests/support/engine.rs"]
+pub mod engine;
+#[path = "../../tests/support/nodes.rs"]
+pub mod nodes;
+#[path = "../../tests/support/process.rs"]
+pub mod process;
