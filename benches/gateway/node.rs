@@ -42,7 +42,8 @@ pub async fn serve(what: &str) {
         checkpoint: checkpoint.fingerprint().unwrap(),
     };
     let stages = vec![StageName::Talker, StageName::Vocoder];
-    let offer = Offer { name: "played".to_owned(), terms, arithmetic: "none".to_owned(), stages, gateways: 1 };
+    let (name, host, arithmetic) = ("played".to_owned(), "here".to_owned(), "none".to_owned());
+    let offer = Offer { name, host, pid: std::process::id(), terms, arithmetic, stages, slots: 4096, gateways: 1 };
     let mut encoded = Vec::new();
     append(&offer, &mut encoded).unwrap();
     let node = Node::start(&settings, Bytes::from(encoded)).await.unwrap();

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod architecture;
+mod deploy;
 mod documents;
 mod no_waiting;

@@ -51,7 +51,7 @@ pub(super) enum Out {
     /// A client hears a unit.
     Hear { client: usize, request: RequestId, seq: u32, value: u64, end: bool },
     /// A client's request took too long.
-    TimedOut { client: usize },
+    Expired { client: usize },
 }
 
 /// A replica of a stage.
@@ -170,10 +170,10 @@ impl Gateway {
 
     /// Every replica that has no node looks for one, as each of them does for itself in an engine.
     pub fn search(&mut self, now: Duration) {
-        for stage in 0..STAGES.len() {
+        for (stage, name) in STAGES.into_iter().enumerate() {
             for replica in 0..self.places[stage].len() {
                 if matches!(self.places[stage][replica], Place::Searching)
-                    && let Some(ticket) = self.nodes.take(STAGES[stage], replica as u8, now)
+                    && let Some(ticket) = self.nodes.take(name, replica as u8, now)
                 {
                     self.places[stage][replica] = Place::Asking(ticket.clone());
                     self.out.push(Out::Ask(stage, replica, ticket));
@@ -308,26 +308,26 @@ impl Gateway {
                 }
                 self.seats[stage].leave(request);
             }
-            self.out.push(Out::TimedOut { client: journal.client });
+            self.out.push(Out::Expired { client: journal.client });
         }
     }
 
     /// Something that must not be, if there is any.
     pub fn problem(&self) -> Option<String> {
-        for stage in 0..STAGES.len() {
+        for (stage, name) in STAGES.into_iter().enumerate() {
             let is_up = |replica: usize| self.seats[stage].taken(replica).is_some();
             let open = |place: &Place| matches!(place, Place::Open(_));
             if let Some((replica, place)) =
                 self.places[stage].iter().enumerate().find(|(replica, place)| is_up(*replica) != open(place))
             {
-                return Some(format!("replica {replica} of the {} is {place:?}", STAGES[stage]));
+                return Some(format!("replica {replica} of the {name} is {place:?}"));
             }
             let waits = |journal: &Journal| journal.made[stage] < journal.units;
             let forgotten = |(request, journal): &(&RequestId, &Journal)| {
                 waits(journal) && self.seats[stage].is_up() && self.seats[stage].of(**request).is_none()
             };
             if let Some((request, _)) = self.requests.iter().find(forgotten) {
-                return Some(format!("{request} has no sequence in the {}, which is up", STAGES[stage]));
+                return Some(format!("{request} has no sequence in the {name}, which is up"));
             }
         }
         (self.ledger.open() != self.requests.len()).then(|| "the ledger has another number of requests".to_owned())

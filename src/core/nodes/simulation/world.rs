@@ -331,7 +331,7 @@ impl<'a> World<'a> {
                     }
                 }
                 Out::Hear { client, request, seq, value, end } => self.hear(at, client, request, (seq, value, end)),
-                Out::TimedOut { client } => self.at(self.now, Event::Request(client)),
+                Out::Expired { client } => self.at(self.now, Event::Request(client)),
             }
         }
         self.wrong = self.wrong.take().or(self.gateways[at].wrong.take());

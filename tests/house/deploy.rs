@@ -1,0 +1,78 @@
+//! What `deploy/` gives to gateways and nodes is what the program takes: its configs, and the ports of its manifests.
+
+use omni_actors::config::{Config, Placement, parse};
+use omni_actors::core::ids::StageName;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
+}
+
+fn read(name: &str) -> String {
+    std::fs::read_to_string(folder().join(name)).unwrap()
+}
+
+/// A config of the folder, with the clients' key in a file that is here.
+fn config(name: &str) -> Config {
+    let keys = tempfile::tempdir().unwrap();
+    let key = keys.path().join("clients");
+    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+    let text = read(name).replace("/keys/clients", &key.display().to_string());
+    parse(&text, &folder(), &[]).unwrap_or_else(|error| panic!("deploy/{name}: {error}"))
+}
+
+/// The numbers behind a word in a manifest.
+fn numbers(manifest: &str, word: &str) -> BTreeSet<u16> {
+    let number = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();
+    read(manifest).split(word).skip(1).filter_map(number).collect()
+}
+
+#[test]
+fn gateways_and_nodes_of_the_manifests_meet() {
+    let (gateway, node) = (config("gateway.toml"), config("node.toml"));
+    let listen = gateway.cluster.listen.unwrap();
+    for stage in [StageName::Talker, StageName::Vocoder] {
+        assert_eq!(gateway.stage(stage).placement, Placement::Nodes);
+        assert!(node.cluster.stages.contains(&stage));
+    }
+    assert!(node.cluster.join.iter().all(|address| address.ends_with(&format!(":{}", listen.port()))));
+    // Every gateway of the manifest has a name there, which the service gives it.
+    let gateways: Vec<String> = (0..2).map(|at| format!("gateway-{at}.gateways:{}", listen.port())).collect();
+    assert_eq!(node.cluster.join, gateways);
+    assert!(
+        read("kubernetes.yaml").contains("metadata: {name: gateway}\nspec:\n  serviceName: gateways\n  replicas: 2\n")
+    );
+    assert_eq!(gateway.limits.max_requests, node.limits.max_requests / node.cluster.gateways);
+    // The nodes of both manifests, shared out.
+    assert!(read("kubernetes.yaml").contains("metadata: {name: node}\nspec:\n  replicas: 4\n"));
+    assert_eq!(gateway.cluster.max_nodes * gateways.len(), 4);
+    assert_eq!(read("compose.yaml").matches("<<: *node").count(), 4);
+}
+
+#[test]
+fn ports_of_the_manifests_are_those_of_the_configs() {
+    let gateway = config("gateway.toml");
+    let (http, admin) = (gateway.server.listen.port(), gateway.server.access.admin_listen.unwrap().port());
+    let cluster = gateway.cluster.listen.unwrap().port();
+    assert_eq!(numbers("kubernetes.yaml", "containerPort: "), [cluster, http, admin].into());
+    assert_eq!(numbers("kubernetes.yaml", "targetPort: "), [http].into());
+    assert_eq!(numbers("kubernetes.yaml", "ports: [{name: cluster, port: "), [cluster].into());
+    assert_eq!(numbers("kubernetes.yaml", "path: /ready, port: "), [admin].into());
+    assert_eq!(numbers("kubernetes.yaml", "path: /live, port: "), [admin].into());
+    assert_eq!(numbers("kubernetes.yaml", "prometheus.io/port: \""), [admin].into());
+    assert_eq!(numbers("compose.yaml", "127.0.0.1:8080:"), [http].into());
+    assert_eq!(numbers("compose.yaml", "127.0.0.1:8081:"), [http].into());
+}
+
+#[test]
+fn a_process_is_not_killed_before_its_streams_had_their_time() {
+    let grace = config("gateway.toml").server.drain_grace.as_secs();
+    let seconds = |manifest: &str, word: &str| numbers(manifest, word).into_iter().min().unwrap();
+    let pause = seconds("kubernetes.yaml", "command: [sleep, \"");
+    assert!(
+        u64::from(numbers("kubernetes.yaml", "terminationGracePeriodSeconds: ").into_iter().max().unwrap())
+            > grace + u64::from(pause)
+    );
+    assert!(u64::from(seconds("compose.yaml", "stop_grace_period: ")) > grace);
+}
