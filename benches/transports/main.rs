@@ -7,7 +7,7 @@
 //!    time per frame in one direction, of all processes that take part. The line and the ring are as the engine has them,
 //!    with a frame a message. TCP and NATS are plain: the line alone encrypts, so it is shown without QUIC as well.
 //! 2. time to first audio and time per frame of the small Qwen3-TTS with its stages in threads, in processes and on a
-//!    node.
+//!    node; alone with `OMNI_PLACEMENTS=1`.
 //!
 //! NATS needs the program `nats-server` (Debian: `apt-get install nats-server`); without it its rows are left out.
 #![allow(clippy::unwrap_used)]
@@ -39,6 +39,9 @@ fn main() {
         return runtime.block_on(async { serve(peer_pipe(&what).await).await });
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if std::env::var_os("OMNI_PLACEMENTS").is_some() {
+        return runtime.block_on(placements::compare());
+    }
     println!("1. frames between two processes over loopback, {cores} cores, {ROUNDS} rounds in turns\n");
     println!(
         "{:>8}{:>16}{:>12}{:>12}{:>14}{:>10}{:>16}",
