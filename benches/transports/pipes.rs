@@ -172,7 +172,8 @@ pub async fn connected(kind: Kind) -> Option<(Pipe, Peers)> {
             let authority = Authority::new();
             let own = (kind == Kind::LineQuic).then(|| authority.certify("gateway"));
             let theirs = (kind == Kind::LineQuic).then(|| authority.certify("node"));
-            let gateway = Gateway::start(&settings(Some(address), Vec::new(), own)).await.unwrap();
+            let gateway =
+                Gateway::start(&settings(Some(address), Vec::new(), own), Box::new(|_| Ok(()))).await.unwrap();
             let child = peer(|_| match theirs {
                 Some(ClusterTls { ca, certificate, key }) => {
                     format!("line {address} {} {} {}", ca.display(), certificate.display(), key.display())

@@ -75,11 +75,13 @@ impl Members {
     pub async fn join(checkpoint: &Checkpoint, config: &Config) -> Result<Arc<dyn Nodes>, StartError> {
         let terms = terms(checkpoint).await?;
         let at_start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let nodes = Mutex::new(nodes::Nodes::new(terms.clone()).in_order_of(gateway.name()));
+        let nodes = Mutex::new(nodes::Nodes::new(terms.clone()));
         let nodes = Arc::new(Known { nodes, at_start, began: Instant::now() });
         let (asked, host) = (Arc::clone(&nodes), name(config));
         let may_leave = Box::new(move |question| asked.spare(&question, &host));
         let gateway = Gateway::start(&settings(&config.cluster), may_leave).await.map_err(unusable)?;
+        // None has joined yet, as far as this side has listened.
+        *nodes.lock() = nodes::Nodes::new(terms.clone()).in_order_of(gateway.name());
         tracing::info!(gateway = gateway.name(), "nodes can join");
         let state = Arc::new(State { gateway, terms, nodes, changes: watch::Sender::new(0) });
         let (followed, measured) = (Arc::clone(&state), Arc::clone(&state));
