@@ -125,13 +125,13 @@ async fn measure(count: usize) -> bool {
     let cores = |now: Duration, before: Duration| (now - before).as_secs_f64() / took;
     let (own, theirs) = (cores(cpu(std::process::id()), own), cores(of_nodes(), theirs));
     let (most, running) = (memory(), open.load(Ordering::Relaxed));
-    let mut heard = heard.lock().unwrap();
-    heard.first.sort_unstable();
+    let Heard { sound: all, mut first } = std::mem::take(&mut *heard.lock().unwrap());
+    first.sort_unstable();
     let first = |share: f64| {
-        let last = heard.first.len().saturating_sub(1);
-        heard.first.get((last as f64 * share) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+        let last = first.len().saturating_sub(1);
+        first.get((last as f64 * share) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
     };
-    let sound = (heard.sound - sound).as_secs_f64() / took;
+    let sound = (all - sound).as_secs_f64() / took;
     let of_due = sound / running as f64;
     println!(
         "{running:>8}{:>14}{:>14.1}{own:>16.2}{:>14.2}{theirs:>12.2}{of_due:>12.2}{:>14.1}{:>14.1}",
@@ -141,7 +141,6 @@ async fn measure(count: usize) -> bool {
         first(0.5),
         first(0.99)
     );
-    drop(heard);
     streams.shutdown().await;
     of_due > 0.9
 }

@@ -115,7 +115,7 @@ async fn run(ask: Ask, Duplex { send, receive: from, line }: Duplex) {
             },
             _ = beat.tick() => {
                 beats += 1;
-                if beats % (5 * PHASES) == 0 {
+                if beats.is_multiple_of(5 * PHASES) {
                     out.tell(FromStage::Pulse(Pulse::default()));
                 }
                 if ask.stage == StageName::Talker {

@@ -39,6 +39,7 @@ impl Kind {
 }
 
 /// Both directions.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Pipe {
     /// As stage processes and nodes have them; what is kept open with it.
     Frames(FrameWriter, FrameReader, #[expect(dead_code, reason = "kept open")] Option<(Line, Session)>),
