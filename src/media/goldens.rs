@@ -59,7 +59,7 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
 #[test]
 fn sixteen_kilohertz_are_heard_as_by_the_reference() {
     for (name, meta, tensors) in cases("frontend_audio_a16k") {
-        let pcm = samples(&file(&meta["file"]), &MediaLimits::default(), &mel()).unwrap();
+        let pcm = samples(&file(&meta["file"]), &MediaLimits::default(), mel().config()).unwrap();
         assert_eq!(pcm, floats(&tensors, "pcm16k"), "{name}");
         let spectrum = &spectra(&[&pcm], &mel()).unwrap()[0];
         assert_eq!(spectrum.frames() as u64, meta["mel_frames"].as_u64().unwrap(), "{name}");
@@ -73,8 +73,8 @@ fn sixteen_kilohertz_are_heard_as_by_the_reference() {
 fn clips_of_one_request_are_padded_as_by_the_reference() {
     let (_, _, tensors) = cases("frontend_audio_batch2").remove(0);
     let media = |name: &str| file(&Value::from(format!("media/{name}")));
-    let one = samples(&media("a16k_stereo_pcm16_1s.wav"), &MediaLimits::default(), &mel()).unwrap();
-    let two = samples(&media("a16k_pcm16_2p513s.wav"), &MediaLimits::default(), &mel()).unwrap();
+    let one = samples(&media("a16k_stereo_pcm16_1s.wav"), &MediaLimits::default(), mel().config()).unwrap();
+    let two = samples(&media("a16k_pcm16_2p513s.wav"), &MediaLimits::default(), mel().config()).unwrap();
     let spectra = spectra(&[&one[..15_370], &two], &mel()).unwrap();
     assert_eq!((spectra[0].frames(), spectra[1].frames()), (97, 251));
     let all: Vec<f32> = spectra.iter().flat_map(|spectrum| spectrum.features_of(0..251)).collect();

@@ -1,7 +1,7 @@
 //! Clips of one request: samples to features and token counts.
 
 use crate::limits::{MediaError, MediaLimits};
-use crate::mel::LogMel;
+use crate::mel::{LogMel, MelConfig};
 use crate::polyphase;
 use crate::resample::{resample, resampled_len};
 use crate::sound::{AudioLimits, Clip, decode_sound};
@@ -27,11 +27,11 @@ pub fn audio_tokens(frames: usize, n_window: usize) -> usize {
 /// # Errors
 /// [`MediaError::Audio`] for a file that is no sound within the limits, [`MediaError::TooLittle`] for one that is too
 /// short.
-pub fn samples(bytes: &[u8], limits: &MediaLimits, mel: &LogMel) -> Result<Vec<f32>, MediaError> {
+pub fn samples(bytes: &[u8], limits: &MediaLimits, mel: &MelConfig) -> Result<Vec<f32>, MediaError> {
     limits.check_bytes("audio", bytes)?;
     let audio = AudioLimits { max_bytes: limits.max_bytes, min_seconds: 0.0, max_seconds: limits.max_seconds };
     let clip = decode_sound(bytes, &audio)?;
-    let pcm = at_rate(clip, mel.config().rate)?;
+    let pcm = at_rate(clip, mel.rate)?;
     let (have, least) = (pcm.len() as u64, mel.least_samples() as u64);
     match have < least {
         true => Err(MediaError::TooLittle { media: "audio", unit: "samples at 16 kHz", have, least }),
@@ -58,7 +58,7 @@ pub fn at_rate(clip: Clip, rate: u32) -> Result<Vec<f32>, MediaError> {
 /// it computes anything, so a shorter clip may have a frame more than alone, and other numbers in its last one.
 ///
 /// # Errors
-/// [`MediaError::TooLittle`] when the longest has fewer samples than [`LogMel::least_samples`].
+/// [`MediaError::TooLittle`] when the longest has fewer samples than [`MelConfig::least_samples`].
 pub fn spectra(clips: &[&[f32]], mel: &LogMel) -> Result<Vec<Spectrum>, MediaError> {
     let longest = clips.iter().map(|clip| clip.len()).max().unwrap_or(0);
     clips.iter().map(|clip| mel.spectrum(clip, longest)).collect()
@@ -67,7 +67,6 @@ pub fn spectra(clips: &[&[f32]], mel: &LogMel) -> Result<Vec<Spectrum>, MediaErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mel::MelConfig;
 
     #[test]
     fn tokens_are_thirteen_a_second_and_an_eighth_of_the_rest() {
@@ -80,7 +79,7 @@ mod tests {
 
     #[test]
     fn too_short_and_too_long_sound_is_refused_with_the_limit() {
-        let mel = LogMel::new(MelConfig { rate: 16_000, window: 400, hop: 160, bands: 128 }).unwrap();
+        let mel = MelConfig { rate: 16_000, window: 400, hop: 160, bands: 128 };
         let file = |samples: u32| {
             let mut file = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data".to_vec();
             file[4..8].copy_from_slice(&(36 + 2 * samples).to_le_bytes());

@@ -77,6 +77,18 @@ struct Scratch {
     fft: Vec<Complex<f64>>,
 }
 
+impl MelConfig {
+    /// Samples that are reflected at each end.
+    fn padding(&self) -> usize {
+        self.window / 2
+    }
+
+    /// The fewest samples that have a spectrum: a reflection needs one more than it mirrors.
+    pub fn least_samples(&self) -> usize {
+        self.padding() + 1
+    }
+}
+
 impl LogMel {
     /// # Errors
     /// [`MediaError::Number`] for a config that describes no spectrum.
@@ -117,12 +129,7 @@ impl LogMel {
 
     /// Samples that are reflected at each end.
     pub(crate) fn padding(&self) -> usize {
-        self.config.window / 2
-    }
-
-    /// The fewest samples that have a spectrum: a reflection needs one more than it mirrors.
-    pub fn least_samples(&self) -> usize {
-        self.padding() + 1
+        self.config.padding()
     }
 
     fn scratch(&self) -> Scratch {
@@ -149,11 +156,30 @@ impl LogMel {
     /// reference pads the clips of one request to the longest: a clip has frames only as far as its sound reaches.
     ///
     /// # Errors
-    /// [`MediaError::TooLittle`] when `padded` is below [`LogMel::least_samples`].
+    /// [`MediaError::TooLittle`] when `padded` is below [`MelConfig::least_samples`].
     pub fn spectrum(&self, pcm: &[f32], padded: usize) -> Result<Spectrum, MediaError> {
+        self.spectrum_by(pcm, padded, |count, block| (0..count).map(block).collect())
+    }
+
+    /// [`LogMel::spectrum`] whose blocks, a second of sound each, `each` has computed, on whichever threads: all of that
+    /// number, in their order.
+    ///
+    /// # Errors
+    /// As [`LogMel::spectrum`].
+    pub fn spectrum_by(
+        &self,
+        pcm: &[f32],
+        padded: usize,
+        each: impl FnOnce(usize, &(dyn Fn(usize) -> Arc<Block> + Sync)) -> Vec<Arc<Block>>,
+    ) -> Result<Spectrum, MediaError> {
         let extent = self.extent(pcm.len(), padded)?;
         let at = |i: isize| pcm.get(extent.reflected(i)).copied().unwrap_or(0.0);
-        Ok(Spectrum::new(self.blocks(at, 0..extent.computed), self.config.bands, extent.frames))
+        let block = |number: usize| {
+            let first = number * BLOCK_FRAMES;
+            self.block(at, first..extent.computed.min(first + BLOCK_FRAMES), &mut self.scratch())
+        };
+        let blocks = each(extent.computed.div_ceil(BLOCK_FRAMES), &block);
+        Ok(Spectrum::new(blocks, self.config.bands, extent.frames))
     }
 
     /// How far the frames of a clip of so many samples reach that is padded to `padded`.
@@ -180,22 +206,24 @@ impl LogMel {
     /// behind it.
     pub(crate) fn blocks(&self, at: impl Fn(isize) -> f32, frames: Range<usize>) -> Vec<Arc<Block>> {
         let mut scratch = self.scratch();
-        let mut block = |first: usize| {
-            let some = first..frames.end.min(first + BLOCK_FRAMES);
-            let mut logs = Vec::with_capacity(some.len() * self.config.bands);
-            for t in some {
-                let start = self.reach(&(t..t + 1)).start;
-                self.frame((start..).take(self.config.window).map(&at), &mut scratch, &mut logs);
-            }
-            Arc::new(Block::new(logs))
-        };
-        frames.clone().step_by(BLOCK_FRAMES).map(&mut block).collect()
+        let block = |first: usize| self.block(&at, first..frames.end.min(first + BLOCK_FRAMES), &mut scratch);
+        frames.clone().step_by(BLOCK_FRAMES).map(block).collect()
+    }
+
+    /// These frames of one block.
+    fn block(&self, at: impl Fn(isize) -> f32, frames: Range<usize>, scratch: &mut Scratch) -> Arc<Block> {
+        let mut logs = Vec::with_capacity(frames.len() * self.config.bands);
+        for t in frames {
+            let start = self.reach(&(t..t + 1)).start;
+            self.frame((start..).take(self.config.window).map(&at), scratch, &mut logs);
+        }
+        Arc::new(Block::new(logs))
     }
 
     /// # Errors
-    /// [`MediaError::TooLittle`] for fewer than [`LogMel::least_samples`].
+    /// [`MediaError::TooLittle`] for fewer than [`MelConfig::least_samples`].
     pub(crate) fn check_length(&self, samples: usize) -> Result<(), MediaError> {
-        let (have, least) = (samples as u64, self.least_samples() as u64);
+        let (have, least) = (samples as u64, self.config.least_samples() as u64);
         if have < least {
             return Err(MediaError::TooLittle { media: "audio", unit: "samples at 16 kHz", have, least });
         }

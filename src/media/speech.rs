@@ -95,6 +95,14 @@ impl Speech {
         pairs.iter().map(|pair| f32::from(i16::from_le_bytes(*pair)) / 32_768.0).collect()
     }
 
+    /// All of it at this rate, as [`samples`](crate::hearing::samples) has it.
+    ///
+    /// # Errors
+    /// [`MediaError::Audio`] for a rate that no sound has.
+    pub fn at_rate(&self, rate: u32) -> Result<Vec<f32>, MediaError> {
+        crate::hearing::at_rate(crate::sound::Clip { pcm: self.pcm(&(0..self.len())), rate: self.rate }, rate)
+    }
+
     /// [`LogMel::spectrum`] of it, padded with zeros to `padded` samples at the rate of the spectrum. `owner`: whose it
     /// is, so that nobody finds a block of another's.
     ///
@@ -112,8 +120,7 @@ impl Speech {
         let filter = if self.rate == mel.config().rate { None } else { Polyphase::new(self.rate, mel.config().rate) };
         let Some(filter) = filter else {
             // No rate of a session: another filter, or none.
-            let clip = crate::sound::Clip { pcm: self.pcm(&(0..self.len())), rate: self.rate };
-            return mel.spectrum(&crate::hearing::at_rate(clip, mel.config().rate)?, padded);
+            return mel.spectrum(&self.at_rate(mel.config().rate)?, padded);
         };
         let mut blocks = Vec::with_capacity(extent.computed / BLOCK_FRAMES + 1);
         loop {
@@ -216,10 +223,21 @@ mod tests {
         speech.spectrum(&mel, padded, &[owner; 32], store).unwrap()
     }
 
+    #[test]
+    fn samples_at_every_rate_are_those_of_any_file() {
+        for rate in [8_000, 16_000, 22_050, 44_100, 48_000] {
+            let file = wav(&noise(1, rate as usize / 3, 20_000), rate);
+            let speech = Speech::of_wav(&file, &MediaLimits::default(), &LogMel::new(CONFIG).unwrap()).unwrap();
+            let any = samples(&file, &MediaLimits::default(), &CONFIG).unwrap();
+            assert!(speech.at_rate(CONFIG.rate).unwrap() == any, "{rate}");
+            assert_eq!(speech.samples(), any.len());
+        }
+    }
+
     /// As any file is heard.
     fn whole(wav: &[u8], padded: usize) -> Spectrum {
         let mel = LogMel::new(CONFIG).unwrap();
-        let pcm = samples(wav, &MediaLimits::default(), &mel).unwrap();
+        let pcm = samples(wav, &MediaLimits::default(), mel.config()).unwrap();
         let silence = vec![0.0; padded];
         spectra(&[&pcm, &silence], &mel).unwrap().swap_remove(0)
     }
@@ -275,7 +293,7 @@ mod tests {
         let mel = LogMel::new(CONFIG).unwrap();
         let refused = |file: &Arc<[u8]>| Speech::of_wav(file, &limits, &mel).unwrap_err().to_string();
         let same = |file: &Arc<[u8]>| {
-            assert_eq!(refused(file), samples(file, &limits, &mel).unwrap_err().to_string());
+            assert_eq!(refused(file), samples(file, &limits, mel.config()).unwrap_err().to_string());
         };
         same(&wav(&noise(1, 24_001, 3), 24_000));
         same(&wav(&noise(1, 900, 3), 7_000));

@@ -28,7 +28,7 @@ fn sound_and_pictures_are_taken_or_refused_with_words() {
         if let Err(error) = decode_animation(&bytes, 2.0, &limits) {
             assert!(!error.to_string().is_empty());
         }
-        match samples(&bytes, &limits, &mel) {
+        match samples(&bytes, &limits, mel.config()) {
             Ok(pcm) => assert!(pcm.len() <= 32_001 && pcm.iter().all(|sample| sample.is_finite())),
             Err(error) => assert!(!error.to_string().is_empty()),
         }

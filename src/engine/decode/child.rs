@@ -52,8 +52,21 @@ pub fn serve(args: DecoderArgs) -> Result<(), DecoderError> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         received => received?,
     };
-    let mut stdout = io::stdout().lock();
-    Ok(execute(&job, &body, &mut |answer| frame::send_answer(&mut stdout, &answer))?)
+    let mut answers = Answers(io::stdout());
+    Ok(execute(&job, &body, &mut |answer| frame::send_answer(&mut answers, &answer))?)
+}
+
+/// The pipe to the server. The standard output itself looks for ends of lines in what is written.
+struct Answers(io::Stdout);
+
+impl io::Write for Answers {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(&self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The descriptors of a worker: its input, its output, and where it says why it crashed.

@@ -1,7 +1,7 @@
 //! The jobs, what they need to know, and how each is done: the same on a thread of the server and in a worker.
 
 use omni_media::hearing;
-use omni_media::mel::{LogMel, MelConfig};
+use omni_media::mel::MelConfig;
 use omni_media::picture::{Grey16, Picture, decode_animation, decode_picture};
 use omni_media::size::SizeRule;
 use omni_media::{MediaError, MediaLimits, bicubic};
@@ -152,8 +152,8 @@ pub(super) fn execute(
             clip.map(|clip| Answer::Samples(Samples { rate: clip.rate, samples: clip.pcm }))
         }
         Job::Sound(SoundHead { limits, rate, window, hop, bands }) => {
-            let mel = LogMel::new(MelConfig { rate: *rate, window: *window, hop: *hop, bands: *bands });
-            let samples = mel.and_then(|mel| hearing::samples(body, &limits.into(), &mel)).map_err(told);
+            let mel = MelConfig { rate: *rate, window: *window, hop: *hop, bands: *bands };
+            let samples = hearing::samples(body, &limits.into(), &mel).map_err(told);
             samples.map(|samples| Answer::Samples(Samples { rate: *rate, samples }))
         }
         Job::Pictures(PicturesHead { sight, lengths }) => return pictures(sight, lengths, body, answer),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  server                                      worker: the same binary, `omni-actors decode`
-//!  Decoders -- Pool: one worker is kept ready   sets its limits, then reads
+//!  Decoders -- Pool: keeps workers ready        sets its limits, then reads
 //!     job and bytes ------------- stdin ------> decodes one file
 //!     samples, or the reason <--- stdout ------ and ends
 //! ```
@@ -20,7 +20,7 @@
 //! | `helpers.rs` | the threads that do that |
 //! | `frame.rs` | the protocol: jobs, answers, their lengths |
 //! | `worker.rs` | one worker, seen from the server |
-//! | `pool.rs` | the worker that is kept ready, and how many may work at once |
+//! | `pool.rs` | the workers that are kept ready, and how many may work at once |
 //! | `child.rs` | the worker itself: its limits, its one job |
 
 mod child;
@@ -74,8 +74,8 @@ pub enum DecodeError {
     Unavailable(String),
 }
 
-/// Requests that decode at the same time, each on a thread of its own.
-pub(super) const AT_ONCE: usize = 2;
+/// Requests that decode at the same time at least, each on a thread of its own.
+const AT_ONCE: usize = 2;
 
 /// Where files are decoded.
 pub struct Decoders {
@@ -96,15 +96,15 @@ struct Started {
     binary: PathBuf,
     limits: WorkerLimits,
     section: &'static str,
-    /// Workers that decode at the same time.
-    at_once: usize,
+    /// Workers that are kept ready, and that decode at the same time.
+    counts: [usize; 2],
     pool: OnceLock<Pool>,
 }
 
 impl Started {
     fn get(&self) -> Result<&Pool, DecodeError> {
         if self.pool.get().is_none() {
-            let pool = Pool::start(self.binary.clone(), self.limits, self.section, self.at_once);
+            let pool = Pool::start(self.binary.clone(), self.limits, self.section, self.counts);
             // Of two that are started at once one is dropped, and its thread ends.
             let _ = self.pool.set(pool.map_err(|error| DecodeError::Unavailable(error.to_string()))?);
         }
@@ -144,8 +144,7 @@ impl Decoders {
                 return Err(StartError::Config(format!("{section}.decode: {reason}")));
             }
             (DecodePlace::Auto | DecodePlace::Process, Some(binary)) => {
-                let at_once = AT_ONCE + helpers.count();
-                Place::Process(Started { binary, limits, section, at_once, pool: OnceLock::new() })
+                Place::Process(Started { binary, limits, section, counts: counts(&helpers), pool: OnceLock::new() })
             }
         };
         Ok(Decoders { place, helpers })
@@ -162,10 +161,21 @@ impl Decoders {
     /// # Errors
     /// When the thread that starts them cannot be started.
     pub fn in_processes(binary: PathBuf, limits: WorkerLimits, helpers: usize) -> io::Result<Decoders> {
-        let (section, at_once) = ("reference_audio", AT_ONCE + helpers);
-        let pool = Pool::start(binary.clone(), limits, section, at_once)?.into();
-        let place = Place::Process(Started { binary, limits, section, at_once, pool });
-        Ok(Decoders { place, helpers: Helpers::new(helpers) })
+        let (section, helpers) = ("reference_audio", Helpers::new(helpers));
+        let counts = counts(&helpers);
+        let pool = Pool::start(binary.clone(), limits, section, counts)?.into();
+        let place = Place::Process(Started { binary, limits, section, counts, pool });
+        Ok(Decoders { place, helpers })
+    }
+
+    /// Threads that work for requests.
+    pub(super) fn helpers(&self) -> &Helpers {
+        &self.helpers
+    }
+
+    /// Requests that may decode at the same time, each on a thread of its own.
+    pub(super) fn at_once(&self) -> usize {
+        self.helpers.seats().max(AT_ONCE)
     }
 
     /// Decodes a recording: mono samples within `limits`. Blocks; not for an async thread.
@@ -182,6 +192,13 @@ impl Decoders {
         };
         counted("recording", decoded)
     }
+}
+
+/// Workers that are kept ready for requests with these helpers, as many as one request has at once; and workers that
+/// decode at the same time, those of helpers and of one thread for each request.
+fn counts(helpers: &Helpers) -> [usize; 2] {
+    let seats = helpers.seats();
+    [seats, seats.max(AT_ONCE) + seats - 1]
 }
 
 /// Counts what became of a file.

@@ -33,7 +33,7 @@ pub type Wanted<'a> = &'a (dyn Fn(usize) -> bool + Sync);
 impl Decoders {
     /// Threads that may decode pictures of one request at once.
     pub(crate) fn side_by_side(&self) -> usize {
-        1 + self.helpers.count()
+        self.helpers.seats()
     }
 
     /// Decodes pictures and resizes each by its rule: those of [`Sight`]s in their order, up to the first that cannot be

@@ -1,4 +1,4 @@
-//! The workers: one is kept ready, because starting one takes longer than decoding a short recording; each has one job.
+//! The workers: some are kept ready, because starting one takes longer than decoding a short recording; each has one job.
 //! So many work at once, so many callers wait, and further ones are refused.
 
 use super::DecodeError;
@@ -10,16 +10,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Callers that wait for one, those that are served included.
 const WAITING: usize = 64;
-/// Workers that may be found dead in a row before a caller is told: an operator or the kernel ended the one that was
-/// kept ready.
-const TRIES: usize = 3;
+/// Workers besides those that were kept ready that may be found dead in a row before a caller is told: an operator or the
+/// kernel ended those that were.
+const TRIES: usize = 2;
 
 /// See the module.
 pub(super) struct Pool {
-    /// The worker that is kept ready. The channel holds none: the thread that starts workers waits in it with one.
+    /// The workers that are kept ready. The channel holds one less: the thread that starts workers waits in it with one.
     ready: flume::Receiver<io::Result<Worker>>,
+    tries: usize,
     /// A place for each that may work.
     places: (flume::Sender<()>, flume::Receiver<()>),
+    /// To the thread that waits for the end of those that have answered.
+    answered: flume::Sender<Worker>,
     at_once: usize,
     waiting: AtomicUsize,
     limits: WorkerLimits,
@@ -28,19 +31,35 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Starts the thread that starts workers, of which so many decode `at_once`.
+    /// Starts the thread that starts workers, of which so many are kept ready, and so many decode at once.
     ///
     /// # Errors
     /// When there can be no such thread.
-    pub fn start(binary: PathBuf, limits: WorkerLimits, section: &'static str, at_once: usize) -> io::Result<Pool> {
-        let (give, ready) = flume::bounded(0);
+    pub fn start(
+        binary: PathBuf,
+        limits: WorkerLimits,
+        section: &'static str,
+        [kept, at_once]: [usize; 2],
+    ) -> io::Result<Pool> {
+        let (give, ready) = flume::bounded(kept.saturating_sub(1));
         // It lives as long as the pool: the kernel ends children with the thread that started them.
         std::thread::Builder::new()
             .name("decoders".into())
             .spawn(move || while give.send(Worker::start(&binary, limits)).is_ok() {})?;
+        let (answered, ending) = flume::unbounded();
+        std::thread::Builder::new().name("decoders-end".into()).spawn(move || ending.into_iter().for_each(drop))?;
         let places = flume::bounded(at_once);
         (0..at_once).for_each(|_| _ = places.0.try_send(()));
-        Ok(Pool { ready, places, at_once, waiting: AtomicUsize::new(0), limits, section })
+        Ok(Pool {
+            ready,
+            tries: kept + TRIES,
+            places,
+            answered,
+            at_once,
+            waiting: AtomicUsize::new(0),
+            limits,
+            section,
+        })
     }
 
     /// Has a worker do this with these files, and hands its answers to `take`, until that wants no further one. Blocks.
@@ -52,7 +71,11 @@ impl Pool {
         take: &mut dyn FnMut(Answer) -> bool,
     ) -> Result<(), DecodeError> {
         let _place = self.place()?;
-        self.worker()?.run(job, files, expected, self.section, take)
+        if let Some(worker) = self.worker()?.run(job, files, expected, self.section, take)? {
+            // Without that thread it ends here.
+            let _ = self.answered.send(worker);
+        }
+        Ok(())
     }
 
     fn place(&self) -> Result<Place<'_>, DecodeError> {
@@ -70,7 +93,7 @@ impl Pool {
 
     fn worker(&self) -> Result<Worker, DecodeError> {
         let mut why = String::new();
-        for _ in 0..TRIES {
+        for _ in 0..self.tries {
             match self.ready.recv() {
                 Ok(Ok(mut worker)) => match worker.is_gone() {
                     true => why = "it ended at once".to_owned(),

@@ -4,12 +4,16 @@ use super::DecodeError;
 use super::frame;
 use super::job::{Answer, Job};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Most bytes of what a worker said as it crashed that the log has.
 const LAST_WORDS: u64 = 400;
+
+/// Bytes that a pipe holds: most files and pictures, and what Linux gives to every user.
+const PIPE_BYTES: usize = 1 << 20;
 
 /// What a worker may have.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +50,12 @@ impl Worker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // What a terminal tells the server is not for it.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        Ok(Worker { child: command.spawn()?, limits })
+        let child = command.spawn()?;
+        for pipe in [child.stdin.as_ref().map(AsFd::as_fd), child.stdout.as_ref().map(AsFd::as_fd)] {
+            // So that neither end waits for the other piece by piece. Where the system gives no more, they do.
+            let _ = pipe.map(|pipe| rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES));
+        }
+        Ok(Worker { child, limits })
     }
 
     /// Whether it ended before it had a job.
@@ -55,7 +64,8 @@ impl Worker {
     }
 
     /// Gives it its job, about these files, and hands the answers to `take`, until that wants no further one. `section`
-    /// of the config has the limit on time.
+    /// of the config has the limit on time. Returns it if it has given all answers: then it is about to end, which takes
+    /// longer than to decode a short recording.
     ///
     /// # Errors
     /// [`DecodeError::Refused`] with its reason; [`DecodeError::Ended`] where it gave none, or not in time.
@@ -66,7 +76,7 @@ impl Worker {
         expected: Expected,
         section: &str,
         take: &mut dyn FnMut(Answer) -> bool,
-    ) -> Result<(), DecodeError> {
+    ) -> Result<Option<Worker>, DecodeError> {
         let (Some(stdin), Some(stdout)) = (self.child.stdin.take(), self.child.stdout.take()) else {
             return Err(DecodeError::Unavailable("it has no pipes".into()));
         };
@@ -77,10 +87,11 @@ impl Worker {
             let talk = move || talk(stdin, stdout, job, files, expected, &tell);
             let talking = std::thread::Builder::new().name("decode".into()).spawn_scoped(scope, talk);
             talking.map_err(|error| DecodeError::Unavailable(error.to_string()))?;
-            let mut unanswered = None;
+            let (mut unanswered, mut answers) = (None, 0);
             for _ in 0..expected.answers {
                 match told.recv_timeout(time.saturating_sub(began.elapsed())) {
                     Ok(Ok(Ok(answer))) => {
+                        answers += 1;
                         if !take(answer) {
                             break;
                         }
@@ -91,9 +102,12 @@ impl Worker {
                     }
                 }
             }
+            if answers == expected.answers {
+                return Ok(true);
+            }
             let ended = self.end();
             match unanswered {
-                None | Some(Ok(Ok(Ok(_)))) => Ok(()),
+                None | Some(Ok(Ok(Ok(_)))) => Ok(false),
                 Some(Ok(Ok(Err(reason)))) => Err(DecodeError::Refused(reason)),
                 Some(Ok(Err(error))) => Err(self.why(ended, &error)),
                 Some(Err(_)) => Err(DecodeError::Ended(format!(
@@ -106,7 +120,7 @@ impl Worker {
             let bytes: usize = files.iter().map(|file| file.len()).sum();
             tracing::warn!(pid = self.child.id(), bytes, reason, "a decoder was ended");
         }
-        answered
+        Ok(answered?.then_some(self))
     }
 
     fn end(&mut self) -> io::Result<ExitStatus> {

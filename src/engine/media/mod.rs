@@ -24,7 +24,7 @@ mod work;
 
 use crate::StartError;
 use crate::api::{MediaKind, MediaSource, MediaTokens, SubmitError};
-use crate::decode::{AT_ONCE, Decoders};
+use crate::decode::Decoders;
 use crate::process::binary;
 use memory::{Held, Memory};
 use omni_config::{Config, MediaInputConfig};
@@ -141,10 +141,10 @@ impl Preparer {
             limits,
             max_files: config.max_files,
             max_tokens,
+            turns: Arc::new(Semaphore::new(decoders.at_once())),
             decoders,
             ffmpeg: config.ffmpeg.clone().map(film),
             memory: Memory::new(config.max_memory),
-            turns: Arc::new(Semaphore::new(AT_ONCE)),
             spare_memory: Memory::new(config.max_memory / SPARE),
             spare_turns: Arc::new(Semaphore::new(1)),
             waiting: AtomicUsize::new(0),

@@ -206,7 +206,7 @@ async fn many_at_once_stay_within_the_memory_and_end_in_media_or_a_clear_error()
 #[tokio::test]
 async fn clients_that_leave_the_queue_give_their_places_and_further_ones_are_told() {
     let preparer = preparer(|_| {});
-    let turns = Arc::clone(&preparer.0.turns).acquire_many_owned(AT_ONCE as u32).await.unwrap();
+    let turns = Arc::clone(&preparer.0.turns).acquire_many_owned(preparer.0.decoders.at_once() as u32).await.unwrap();
     let source = || vec![image(bmp(8, 8))];
     let mut context = Context::from_waker(Waker::noop());
     let mut queue: Vec<_> = (0..WAITING).map(|_| Box::pin(preparer.prepare(source(), OWNER))).collect();

@@ -14,6 +14,7 @@ use omni_media::speech::Speech;
 use omni_media::video::{USUAL_RATE, second_per_grid};
 use omni_media::{MediaError, MediaLimits, Medium};
 use omni_telemetry::MediaMetrics;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::vec::IntoIter;
@@ -114,7 +115,9 @@ impl Inner {
     fn spectra_of(&self, clips: &[Clip], owner: &MediaHash) -> Result<Vec<Spectrum>, MediaError> {
         let longest = clips.iter().map(Clip::samples).max().unwrap_or(0);
         let spectrum = |clip: &Clip| match clip {
-            Clip::Pcm(pcm) => self.mel.spectrum(pcm, longest),
+            Clip::Pcm(pcm) => self.mel.spectrum_by(pcm, longest, |count, block| {
+                self.decoders.helpers().each(count, |number| (block(number), true))
+            }),
             Clip::Speech(speech) => speech.spectrum(&self.mel, longest, owner, &self.spectra),
         };
         clips.iter().map(spectrum).collect()
@@ -166,7 +169,7 @@ impl Inner {
 
     fn half(&self, source: &MediaSource, taken: &mut Taken, gone: &AtomicBool) -> Result<Half, Why> {
         match source {
-            MediaSource::Audio(file) => self.clip(file, &self.limits, taken).map(Half::Audio),
+            MediaSource::Audio(file) => self.sent(file, &self.limits, taken).map(Half::Audio),
             MediaSource::Speech(file) => {
                 let speech = |limits: &MediaLimits| Speech::of_wav(file, limits, &self.mel);
                 self.clip_of(|limits| Ok(Clip::Speech(speech(limits)?)), &self.limits, taken).map(Half::Audio)
@@ -213,6 +216,16 @@ impl Inner {
     fn clip(&self, file: &[u8], limits: &MediaLimits, taken: &mut Taken) -> Result<usize, Why> {
         let decode = |limits: &MediaLimits| self.decoders.sound(file, limits, &self.front.mel);
         self.clip_of(|limits| Ok(Clip::Pcm(decode(limits)?)), limits, taken)
+    }
+
+    /// A file of a client. Plain samples of 16 bits need no decoder, which takes longer to answer than they take to copy;
+    /// one that finds something wrong with them says what.
+    fn sent(&self, file: &Arc<[u8]>, limits: &MediaLimits, taken: &mut Taken) -> Result<usize, Why> {
+        let decode = |limits: &MediaLimits| match Speech::of_wav(file, limits, &self.mel) {
+            Ok(plain) => Ok(Clip::Pcm(plain.at_rate(self.front.mel.rate)?)),
+            Err(_) => Ok(Clip::Pcm(self.decoders.sound(file, limits, &self.front.mel)?)),
+        };
+        self.clip_of(decode, limits, taken)
     }
 
     fn clip_of(

@@ -24,7 +24,7 @@ pub(super) fn run(case: &Case<'_>, notes: &mut Vec<String>) -> Result<Checks, St
 
 /// The samples of a file.
 pub(super) fn pcm(case: &Case<'_>, name: &str, mel: &LogMel) -> Result<Vec<f32>, String> {
-    samples(&case.file(name)?, &MediaLimits::default(), mel).map_err(|e| format!("{name}: {e}"))
+    samples(&case.file(name)?, &MediaLimits::default(), mel.config()).map_err(|e| format!("{name}: {e}"))
 }
 
 fn one(case: &Case<'_>, mel: &LogMel, notes: &mut Vec<String>) -> Result<Checks, String> {
