@@ -209,6 +209,7 @@ mod tests {
             max_batch: 1,
             prefill_chunk: 1,
             prefill_least: 0,
+            yields: false,
             run_ahead: 1,
             window: 8,
             max_step_units: None,

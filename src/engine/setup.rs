@@ -23,10 +23,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Positions of a prompt that a thinker on a GPU computes while rows of media for further ones are on their way: a pass
-/// over fewer takes half as long as one over all of them (docs/cuda-thinker.md), and they would wait for it.
-const PREFILL_LEAST: u32 = 256;
-
 /// What the stages of one process have in common.
 pub(super) struct StageMaker<'a> {
     config: &'a Config,
@@ -115,9 +111,14 @@ impl<'a> StageMaker<'a> {
                 max_batch: config.max_batch(name, kind),
                 prefill_chunk: config.prefill_chunk(name, kind),
                 prefill_least: match (kind, name) {
-                    (DeviceKind::Cuda, StageName::Thinker) => PREFILL_LEAST.min(config.prefill_chunk(name, kind)),
+                    // A pass over a few positions reads nearly all experts, as one over many does
+                    // (docs/cuda-thinker.md), and what the encoder computes beside it waits for both.
+                    (DeviceKind::Cuda, StageName::Thinker) => config.prefill_chunk(name, kind),
                     _ => 0,
                 },
+                yields: kind == DeviceKind::Cuda
+                    && name == StageName::Thinker
+                    && config.gpus(StageName::Talker).contains(&gpu),
                 run_ahead: config.run_ahead(name, kind) as u32,
                 window: window(config, name),
                 buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
@@ -136,7 +137,7 @@ impl<'a> StageMaker<'a> {
                 .map(|(kind, sender)| OutEdge {
                     kind,
                     sender,
-                    handles: kind == Kind::Embeddings && handles,
+                    handles: matches!(kind, Kind::Embeddings | Kind::Media) && handles,
                     metrics: EdgeMetrics::new(name, kind),
                 })
                 .collect(),

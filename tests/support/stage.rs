@@ -135,6 +135,7 @@ pub fn scheduler() -> SchedulerConfig {
         max_batch: 64,
         prefill_chunk: 256,
         prefill_least: 0,
+        yields: false,
         run_ahead: 2,
         window: 4096,
         max_step_units: None,

@@ -32,6 +32,9 @@ pub struct SchedulerConfig {
     /// and so do those that would leave fewer. On a device that reads all weights in each step, a small piece takes nearly
     /// as long as all of it.
     pub prefill_least: u32,
+    /// Whether a thinker's sequence that has its first token waits until the talker has used that, because both compute on
+    /// one device and the talker makes the first sound. Their steps side by side take each other's memory bandwidth.
+    pub yields: bool,
     /// Steps launched and not returned, of the stage and of each sequence; 1 is the synchronous order.
     pub run_ahead: u32,
     /// Units a sequence may be ahead of what the next stage has taken over.
@@ -242,10 +245,21 @@ impl SchedulerCore {
     /// Whether a listener who has heard nothing yet waits for a step that can run or runs. While that is so, steps
     /// return.
     pub fn is_awaited(&self, now: Duration) -> bool {
-        let can_run = |sequence: &Sequence| sequence.next_advance(&self.config, self.config.prefill_chunk).is_some();
         self.sequences.values().filter(|sequence| sequence.since <= now).any(|sequence| {
-            sequence.acked == 0 && (sequence.placeholders > 0 || sequence.first_emit.is_none() && can_run(sequence))
+            sequence.acked == 0
+                && (sequence.placeholders > 0 || sequence.first_emit.is_none() && self.can_run(sequence))
         })
+    }
+
+    /// Whether a sequence leaves the device to the next stage, which makes the first sound of the prompt and one token.
+    fn yields(&self, sequence: &Sequence) -> bool {
+        let feeds_speech = sequence.params.pace == Pace::Free && sequence.params.prompt_emits > 0;
+        let begun = !sequence.prefilling() && (sequence.placeholders > 0 || sequence.made() > 0);
+        self.config.yields && feeds_speech && begun && sequence.acked == 0
+    }
+
+    fn can_run(&self, sequence: &Sequence) -> bool {
+        sequence.next_advance(&self.config, self.config.prefill_chunk).is_some() && !self.yields(sequence)
     }
 
     /// Whether slots are scarce. Then streams that are ahead run too: they free slots for those who hear nothing yet.
@@ -339,11 +353,11 @@ impl SchedulerCore {
 
     /// The sequences that can run, the most urgent ahead.
     fn runnable(&self, now: Duration) -> Vec<(Priority, u64, RequestId)> {
-        let SchedulerConfig { prefill_chunk, playback, .. } = &self.config;
+        let playback = &self.config.playback;
         let mut runnable: Vec<_> = self
             .sequences
             .values()
-            .filter(|sequence| sequence.next_advance(&self.config, *prefill_chunk).is_some())
+            .filter(|sequence| self.can_run(sequence))
             .map(|sequence| (playback.priority(&sequence.stream(now), now), sequence.order, sequence.request))
             .collect();
         runnable.sort_unstable();

@@ -221,7 +221,7 @@ impl Sequence {
     }
 
     /// Units that it has emitted behind those of its prompt.
-    fn made(&self) -> u32 {
+    pub fn made(&self) -> u32 {
         (self.emitted - self.start.emitted).saturating_sub(self.params.prompt_emits)
     }
 

@@ -11,6 +11,7 @@ fn config() -> SchedulerConfig {
         max_batch: 4,
         prefill_chunk: 64,
         prefill_least: 0,
+        yields: false,
         run_ahead: 2,
         window: 100,
         max_step_units: None,
@@ -316,6 +317,30 @@ fn nobody_who_has_heard_nothing_is_held() {
     let mut core = vocoder(config(), &[0], start);
     assert_eq!(input(&mut core, 0, 1, start, true), [[0]]);
     assert!(core.is_awaited(start));
+}
+
+#[test]
+fn a_thinker_that_has_given_a_talker_its_first_token_waits_until_it_is_used() {
+    let mut core = SchedulerCore::new(SchedulerConfig { yields: true, ..config() });
+    let spoken = SequenceParams { prompt_emits: 5, ..free(5) };
+    let advances = |effects: &[Effect]| -> Vec<u64> {
+        launches(effects).iter().flat_map(|plan| plan.sequences.iter().map(|s| s.request.0)).collect()
+    };
+    let admit = |core: &mut SchedulerCore, request, params| {
+        advances(&core.handle(Event::Admit(RequestId(request), params, Start::default()), Duration::ZERO))
+    };
+    assert_eq!(admit(&mut core, 1, spoken), [1], "its prompt, and no token beyond that of it");
+    assert_eq!(admit(&mut core, 2, free(3)), [2], "a text goes on beside it");
+    let done = |step, request, emitted| {
+        let sequences = vec![SequenceDone { request: RequestId(request), emitted, finished: false }];
+        Event::StepDone(StepDone { step: StepId(step), sequences })
+    };
+    assert_eq!(advances(&core.handle(done(0, 1, 6), Duration::ZERO)), [2]);
+    assert!(!core.is_awaited(Duration::ZERO) || core.in_flight() > 0);
+    assert_eq!(advances(&core.handle(done(1, 2, 1), Duration::ZERO)), [2]);
+    let used = Event::Acked { request: RequestId(1), upto: 6 };
+    assert_eq!(advances(&core.handle(used, Duration::ZERO)), [] as [u64; 0], "two steps are out");
+    assert_eq!(advances(&core.handle(done(2, 2, 1), Duration::ZERO)), [1, 2]);
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn compare(stage: &Stage, count: usize, seed: u64) {
             max_batch: if dice.one_in(2) { slots } else { dice.int(1, slots) } as usize,
             prefill_chunk: dice.int(1, CHUNK),
             prefill_least: dice.int(0, CHUNK),
+            yields: false,
             run_ahead: dice.int(2, RUN_AHEAD),
             window: dice.pick(&[2, 5, 4096]),
             ..scheduler()
