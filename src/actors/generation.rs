@@ -18,7 +18,7 @@ use omni_fault::{FaultPlan, FaultPoint, FaultSite};
 use omni_telemetry::StageMetrics;
 use omni_telemetry::clock::Clock;
 use omni_telemetry::trace::{Component, Recorder, Track, TrackWriter};
-use omni_transfer::payload::{Kind, Payload};
+use omni_transfer::payload::Payload;
 use ractor::{ActorRef, Message};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -195,7 +195,7 @@ impl StageGeneration {
                 outputs: output_queue,
                 payloads: payloads.clone(),
                 reports: Arc::clone(&setup.reports),
-                handles: setup.outbound.iter().any(|edge| edge.kind == Kind::Embeddings && edge.handles),
+                handles: setup.outbound.iter().any(|edge| edge.handles),
             },
             scheduler: SchedulerEnds {
                 life: Arc::clone(&life),

@@ -383,14 +383,18 @@ impl Edges<'_> {
     }
 }
 
-/// Whether the next stage can use the buffers that a stage leaves on a device: same device, same process, and a
+/// Whether the next stage can use the embeddings that a stage leaves on a device: same device, same process, and a
 /// transport that passes handles.
-fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
+pub(super) fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
     let here = |stage: StageName| !config.stage(stage).placement.is_apart();
+    let next = match from {
+        StageName::Encoder => StageName::Thinker,
+        StageName::Thinker | StageName::Talker | StageName::Vocoder => StageName::Talker,
+    };
     device == DeviceKind::Cuda
         && config.transfer.device_handover
-        && here(StageName::Thinker)
-        && here(StageName::Talker)
+        && here(from)
+        && here(next)
         && transport(&config.transfer, from) == TransportKind::Inproc
 }
 

@@ -21,6 +21,7 @@ use edge::EdgeLog;
 use omni_core::ids::{Attempt, Content, RequestId, Seq, StageName};
 use omni_core::runaway::Guard;
 use omni_model::ModelError;
+use omni_model::embeddings::Embeddings;
 use omni_model::stage::SequenceSpec;
 use omni_stage::{Admission, RELEASED};
 use omni_telemetry::clock::Clock;
@@ -223,6 +224,23 @@ impl Journal {
     /// Embeddings of media so far, in pieces that belong to one span each.
     pub fn embeddings_of_media(&self) -> &[(u32, Part)] {
         &self.log(Edge::Media).kept
+    }
+
+    /// The first embeddings of media that are kept on a device, and which of the pieces they are.
+    pub fn left_on_device(&self) -> Option<(usize, Embeddings)> {
+        self.log(Edge::Media).kept.iter().enumerate().find_map(|(number, (_, part))| match part {
+            Part::Embeddings(there @ Embeddings::Device(_)) => Some((number, there.clone())),
+            _ => None,
+        })
+    }
+
+    /// A piece that was left on a device has come to the host.
+    pub fn brought_home(&mut self, number: usize, here: Part) {
+        if let Some((_, part)) = self.log_mut(Edge::Media).kept.get_mut(number)
+            && matches!(part, Part::Embeddings(Embeddings::Device(_)))
+        {
+            *part = here;
+        }
     }
 
     /// Bytes kept.

@@ -1,5 +1,7 @@
 //! Loads the weights of a stage, on the thread that uses them.
 
+#[cfg(feature = "cuda")]
+use crate::assemble::handles;
 use crate::device::DeviceChoice;
 use crate::threads::background;
 use candle_core::Device;
@@ -101,7 +103,11 @@ impl Loading {
                 let loader = self.checkpoint.loader(&TOWERS, &Device::Cpu);
                 let net = TowersNet::load(&gpu, self.device.dtype, &loader, &self.checkpoint.omni()?.thinker)?;
                 loader.finish()?;
-                Ok(Box::new(CudaEncoderFactory::new(Arc::new(net))))
+                let factory = CudaEncoderFactory::new(Arc::new(net));
+                Ok(Box::new(match handles(stage, &self.config, DeviceKind::Cuda) {
+                    true => factory.leaving_rows(self.recorder.clone()),
+                    false => factory,
+                }))
             }
             StageName::Thinker => {
                 let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);

@@ -74,7 +74,16 @@ pub struct Patches {
 }
 
 /// A normalised value for each value of a pixel.
-type Levels = [f32; 256];
+pub type Levels = [f32; 256];
+
+/// The pixels that rows of one step of a grid follow from, for those who compute the rows themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lines<'a> {
+    /// Of each frame of the step the same lines, `[lines, width, 3]`. The last frame stands for those that are missing.
+    pub frames: Vec<&'a [u8]>,
+    /// Rows of the first block in these lines that come before the range.
+    pub before: usize,
+}
 
 impl Patches {
     /// Resizes frames and cuts them; an image is one frame. An odd number of frames repeats the last one.
@@ -157,6 +166,36 @@ impl Patches {
         out
     }
 
+    /// How they are cut.
+    pub fn config(&self) -> &PatchConfig {
+        &self.config
+    }
+
+    /// A normalised value for each value of a pixel, of each channel.
+    pub fn levels(&self) -> &[Levels; CHANNELS] {
+        &self.levels
+    }
+
+    /// The lines of pixels that rows `range` follow from. They begin with a row of blocks.
+    ///
+    /// # Panics
+    /// When `range` is empty or of more than one step of the grid.
+    pub fn lines(&self, range: Range<usize>) -> Lines<'_> {
+        let PatchConfig { patch_size, merge_size, temporal_patch_size, .. } = self.config;
+        let in_step = self.grid.h * self.grid.w;
+        let step = range.start / in_step;
+        let (from, to) = (range.start - step * in_step, range.end - step * in_step);
+        assert!(from < to && to <= in_step, "rows {range:?} of {:?}", self.grid);
+        // Rows of patches that a row of blocks has, and lines that it has.
+        let (in_blocks, high) = (merge_size * self.grid.w, merge_size * patch_size);
+        let line = self.size().width * CHANNELS;
+        let bytes = from / in_blocks * high * line..to.div_ceil(in_blocks) * high * line;
+        let first = step * temporal_patch_size;
+        let frames = &self.frames[first..self.frames.len().min(first + temporal_patch_size)];
+        let frames = frames.iter().map(|frame| &frame.rgb()[bytes.clone()]).collect();
+        Lines { frames, before: from % in_blocks }
+    }
+
     fn fill_row(&self, row: usize, out: &mut [f32]) {
         let PatchConfig { patch_size, merge_size, temporal_patch_size, .. } = self.config;
         let (step, row) = (row / (self.grid.h * self.grid.w), row % (self.grid.h * self.grid.w));
@@ -221,6 +260,25 @@ mod tests {
         let green = |row: usize| [rows[row * 24 + 8], rows[row * 24 + 12]];
         assert_eq!((green(0), green(8)), ([value(0), value(1)], [value(2), value(2)]), "the last frame is repeated");
         assert_eq!(patches.rows(5..7), rows[5 * 24..7 * 24]);
+    }
+
+    #[test]
+    fn rows_follow_from_their_lines_alone() {
+        let patches = Patches::new(vec![frame(0), frame(1), frame(2)], &rule(), &config()).unwrap();
+        let lines = patches.lines(2..5);
+        let [first, second] = lines.frames[..] else { panic!("a step has two frames") };
+        assert_eq!((first.len(), second.len(), lines.before), (4 * 8 * CHANNELS, 4 * 8 * CHANNELS, 2));
+        assert_eq!((first[1], second[1]), (0, 1), "green is the frame's number");
+        let last = patches.lines(8..16);
+        assert_eq!((last.frames.len(), last.before, last.frames[0][1]), (1, 0, 2), "one frame is left");
+        // 4 x 6 patches are two rows of blocks of 12 patches each; the second begins at line 4.
+        let high = Size { height: 8, width: 12 };
+        let pixels = (0..8u8).flat_map(|y| (0..12u8).map(move |x| [y, x, 0])).flatten().collect();
+        let patches = Patches::new(vec![Picture::new(high, pixels)], &rule(), &config()).unwrap();
+        let lines = patches.lines(13..20);
+        assert_eq!((lines.before, lines.frames[0].len(), lines.frames[0][0]), (1, 4 * 12 * CHANNELS, 4));
+        assert_eq!(patches.lines(11..13).frames[0].len(), 8 * 12 * CHANNELS, "of two rows of blocks");
+        assert_eq!(patches.levels()[0][255], 1.0);
     }
 
     #[test]

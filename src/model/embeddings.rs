@@ -195,6 +195,16 @@ impl DeviceEmbeddings {
         (range.start <= range.end && range.end <= buffer.embeddings()).then_some(DeviceEmbeddings { buffer, range })
     }
 
+    /// One of them.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn one(&self, number: usize) -> DeviceEmbeddings {
+        assert!(number < self.range.len(), "embedding {number} of {}", self.range.len());
+        let at = self.range.start + number;
+        DeviceEmbeddings { buffer: Arc::clone(&self.buffer), range: at..at + 1 }
+    }
+
     /// The buffer.
     pub fn buffer(&self) -> &Arc<dyn DeviceBuffer> {
         &self.buffer

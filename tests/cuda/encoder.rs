@@ -7,8 +7,13 @@ use omni_actors::config::WeightsKind;
 use omni_actors::core::ids::Slot;
 use omni_actors::cuda::Gpu;
 use omni_actors::cuda::encoder::{CudaEncoderFactory, TowersNet};
+use omni_actors::media::Medium;
+use omni_actors::media::patches::{PatchConfig, Patches};
+use omni_actors::media::picture::Picture;
+use omni_actors::media::size::{Size, SizeRule};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Grain, Schedule};
+use omni_actors::model::embeddings::Embeddings;
+use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Grain, Piece, Schedule};
 use omni_actors::model::hf::ThinkerConfig;
 use omni_actors::model::sampling::{Domain, uniform};
 use omni_actors::model::stage::{Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel};
@@ -70,6 +75,28 @@ fn encode(
     ahead: usize,
     grain: Grain,
 ) -> Vec<Vec<f32>> {
+    let features = |request: usize, piece: &Piece| {
+        let width = match requests[request][piece.medium] {
+            Encodable::Sound { .. } => config.audio.as_ref().unwrap().num_mel_bins,
+            Encodable::Pictures { .. } => config.vision.as_ref().unwrap().patch_width(),
+        };
+        let seed = request as u64 * 100 + piece.medium as u64;
+        let number = |i| uniform(seed, Domain::Codes, (piece.range.start * width) as u32 + i, 3) * 2.0 - 1.0;
+        Features::Numbers((0..(piece.range.len() * width) as u32).map(number).collect())
+    };
+    encode_of(stage, config, requests, together, ahead, grain, &features)
+}
+
+/// [`encode`] of these features.
+fn encode_of(
+    stage: &mut dyn StageModel,
+    config: &ThinkerConfig,
+    requests: &[Vec<Encodable>],
+    together: usize,
+    ahead: usize,
+    grain: Grain,
+    features: &dyn Fn(usize, &Piece) -> Features,
+) -> Vec<Vec<f32>> {
     let mut rows = vec![Vec::new(); requests.len()];
     let mut units = Vec::new();
     for (number, media) in requests.iter().enumerate() {
@@ -81,14 +108,7 @@ fn encode(
             .open(slot, SequenceSpec::Encoder(EncoderSpec { media: media.as_slice().into(), longest, done: 0, grain }))
             .unwrap();
         for piece in schedule.pieces_from(0) {
-            let width = match media[piece.medium] {
-                Encodable::Sound { .. } => config.audio.as_ref().unwrap().num_mel_bins,
-                Encodable::Pictures { .. } => config.vision.as_ref().unwrap().patch_width(),
-            };
-            let seed = number as u64 * 100 + piece.medium as u64;
-            let number = |i| uniform(seed, Domain::Codes, (piece.range.start * width) as u32 + i, 3) * 2.0 - 1.0;
-            let numbers = (0..(piece.range.len() * width) as u32).map(number).collect();
-            stage.push_input(slot, Some(StageData::Features(Features::Numbers(numbers))), false).unwrap();
+            stage.push_input(slot, Some(StageData::Features(features(number, &piece))), false).unwrap();
         }
         units.push(schedule.units());
     }
@@ -139,6 +159,112 @@ fn rows_in_f32_are_those_of_the_cpu_and_nearly_so_in_bf16() {
             let error = error(got, want);
             // Written so that NaN fails.
             assert!(error < bound, "request {number} in {}: {error}", precision.as_str());
+        }
+    }
+}
+
+/// An image, and a video of an odd number of frames, of noise.
+fn noise(config: &ThinkerConfig, cut: &PatchConfig) -> Vec<Arc<Medium>> {
+    let rule = SizeRule { factor: cut.factor(), min_pixels: 1, max_pixels: 1 << 30 };
+    let merge = config.vision.as_ref().unwrap().spatial_merge_size;
+    let frames = |count: u64, blocks: [usize; 2]| {
+        let [height, width] = blocks.map(|side| side * merge * cut.patch_size);
+        let frame = |number| {
+            let byte = |i| (uniform(number, Domain::Codes, i, 5) * 256.0) as u8;
+            Picture::new(Size { height, width }, (0..(height * width * 3) as u32).map(byte).collect())
+        };
+        Patches::new((0..count).map(frame).collect(), &rule, cut).unwrap()
+    };
+    let video = Medium::Video { frames: frames(5, [5, 7]), second_per_grid: 1.0, sound: None };
+    vec![Arc::new(Medium::Image(frames(1, [11, 13]))), Arc::new(video)]
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn patches_that_the_device_makes_of_pixels_are_those_of_the_host() {
+    let gpu = gpu();
+    for (checkpoint, precision) in
+        [(fixture(), Precision::F32), (fixture(), Precision::Bf16), (sizeable(), Precision::Bf16)]
+    {
+        let config = &checkpoint.omni().unwrap().thinker;
+        let tower = config.vision.as_ref().unwrap();
+        let cut = PatchConfig {
+            patch_size: tower.patch_size,
+            merge_size: tower.spatial_merge_size,
+            temporal_patch_size: tower.temporal_patch_size,
+            mean: [0.5, 0.25, 0.4],
+            std: [0.5, 0.3, 0.2],
+        };
+        let media = noise(config, &cut);
+        let requests = [media.iter().map(|medium| Encodable::of(medium, false).unwrap()).collect()];
+        let pixels = |_, piece: &Piece| {
+            let (medium, range) = (Arc::clone(&media[piece.medium]), piece.range.clone());
+            Features::Of { medium, sound: false, range }
+        };
+        let numbers = |request, piece: &Piece| Features::Numbers(pixels(request, piece).numbers());
+        let mut stage = on_gpu(&gpu, &checkpoint, precision).build().unwrap();
+        for grain in [Grain::Fine, Grain::Coarse] {
+            let [device, host] = [&pixels as &dyn Fn(usize, &Piece) -> Features, &numbers]
+                .map(|features| encode_of(&mut *stage, config, &requests, 1, 2, grain, features));
+            assert!(device == host, "{grain:?} in {}", precision.as_str());
+            assert!(device.iter().flatten().all(|x| x.is_finite()) && device[0].iter().any(|x| *x != 0.0));
+        }
+    }
+}
+
+/// The rows of a picture of 12 embeddings of noise, as a stage emits them.
+fn emitted(stage: &mut dyn StageModel, config: &ThinkerConfig) -> Embeddings {
+    let (slot, media) = (Slot(0), [Encodable::Pictures { grid: [1, 4, 12] }]);
+    let schedule = Schedule::of(config, &media, Grain::Coarse).unwrap();
+    let spec = EncoderSpec { media: media.into(), longest: 0, done: 0, grain: Grain::Coarse };
+    stage.open(slot, SequenceSpec::Encoder(spec)).unwrap();
+    for piece in schedule.pieces_from(0) {
+        let count = piece.range.len() * config.vision.as_ref().unwrap().patch_width();
+        let numbers = (0..count as u32).map(|i| uniform(3, Domain::Codes, i, 3) * 2.0 - 1.0).collect();
+        stage.push_input(slot, Some(StageData::Features(Features::Numbers(numbers))), false).unwrap();
+    }
+    let units = (0..schedule.units()).map(|_| stage.launch(&[SequenceWork { slot, advance: 1 }]).unwrap());
+    let outputs = units.map(|launched| launched.wait().unwrap().sequences.remove(0).unwrap().emit);
+    let rows = outputs.flatten().last().unwrap();
+    stage.close(slot);
+    let StageData::Embeddings(rows) = rows else { panic!("{rows:?}") };
+    rows
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_thinker_reads_rows_where_the_encoder_left_them_as_those_that_were_copied() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let thinker = crate::kept::fixture(precision);
+        let (gpu, config) = (&thinker.gpu, &thinker.config);
+        let recorder = omni_actors::telemetry::trace::Recorder::default();
+        let mut leaves = on_gpu(gpu, &fixture(), precision).leaving_rows(recorder).build().unwrap();
+        let mut copies = on_gpu(gpu, &fixture(), precision).build().unwrap();
+        let (spec, rows) = crate::kept::heard_and_seen(config, 1);
+        let with = |seen: Vec<Embeddings>| std::iter::once(Embeddings::from(rows[0].clone())).chain(seen);
+        let copied = emitted(&mut *copies, config);
+        assert!(matches!(copied, Embeddings::Host(_)));
+        let expected = crate::kept::answered_with(&mut thinker.keeps(0), &spec, with(vec![copied.clone()]), 1000);
+        // More often than the memory for what is left has room.
+        for round in 0..400 {
+            let left = emitted(&mut *leaves, config);
+            assert!(matches!(left, Embeddings::Device(_)), "round {round}");
+            if round >= 3 {
+                continue;
+            }
+            let home = futures::executor::block_on(left.clone().fetched()).unwrap().tensor().unwrap();
+            let numbers = |rows: candle_core::Tensor| rows.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert!(numbers(home) == numbers(copied.tensor().unwrap()), "those that are fetched");
+            // In one piece, and what is behind the first five alone after those as they were copied.
+            let behind = left.clone().behind(5).unwrap().unwrap();
+            let before = copied.tensor().unwrap().narrow(0, 0, 5).unwrap().into();
+            for (seen, chunk) in [(vec![left], [1000, 40, 7][round]), (vec![before, behind], [1000, 9, 28][round])] {
+                let mut stage = thinker.keeps(0);
+                let blocking = gpu.blocking_calls();
+                let said = crate::kept::answered_with(&mut stage, &spec, with(seen), chunk);
+                assert_eq!(said, expected, "{} in pieces of {chunk}", precision.as_str());
+                assert_eq!(gpu.blocking_calls(), blocking, "no launch waits for the device");
+            }
         }
     }
 }

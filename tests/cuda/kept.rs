@@ -9,6 +9,7 @@ use omni_actors::core::ids::Slot;
 use omni_actors::cuda::Gpu;
 use omni_actors::cuda::thinker::{CudaThinker, KeptMemory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::Checkpoint;
+use omni_actors::model::embeddings::Embeddings;
 use omni_actors::model::hf::ThinkerConfig;
 use omni_actors::model::media::{MediaKind, MediaLayout, Positions, Span};
 use omni_actors::model::sampling::SamplingParams;
@@ -26,13 +27,13 @@ const OPTIONS: ThinkerOptions =
 const ENOUGH: usize = 64 << 20;
 
 /// The tiny fixture on the GPU.
-struct Fixture {
-    gpu: Gpu,
+pub(crate) struct Fixture {
+    pub(crate) gpu: Gpu,
     net: Arc<ThinkerNet>,
-    config: ThinkerConfig,
+    pub(crate) config: ThinkerConfig,
 }
 
-fn fixture(precision: Precision) -> Fixture {
+pub(crate) fn fixture(precision: Precision) -> Fixture {
     let checkpoint =
         Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni")).unwrap();
     let config = checkpoint.omni().unwrap().thinker.clone();
@@ -45,7 +46,7 @@ fn fixture(precision: Precision) -> Fixture {
 
 impl Fixture {
     /// A stage that keeps so many bytes.
-    fn keeps(&self, bytes: usize) -> CudaThinker {
+    pub(crate) fn keeps(&self, bytes: usize) -> CudaThinker {
         self.stage(&OPTIONS, &KeptMemory::new(bytes, 0))
     }
 
@@ -233,7 +234,7 @@ fn what_is_idle_goes_before_a_sequence_fails_for_want_of_pages() {
 
 /// A conversation of `turns` times a text, a sound and a picture, on three axes, of which the talker takes all. Its
 /// embeddings are numbers of no meaning.
-fn heard_and_seen(config: &ThinkerConfig, turns: u32) -> (ThinkerSpec, Vec<Tensor>) {
+pub(crate) fn heard_and_seen(config: &ThinkerConfig, turns: u32) -> (ThinkerSpec, Vec<Tensor>) {
     const TURN: u32 = 45;
     let mut layout = MediaLayout { positions: None, spans: Vec::new() };
     let (mut rows, mut hashes) = (Vec::new(), Vec::new());
@@ -273,10 +274,20 @@ fn answered(stage: &mut CudaThinker, talk: &(ThinkerSpec, Vec<Tensor>), chunk: u
 
 /// The same, and how many positions of the prompt were not computed.
 fn answered_and_found(stage: &mut CudaThinker, (spec, rows): &(ThinkerSpec, Vec<Tensor>), chunk: u32) -> (Said, u32) {
+    answered_with(stage, spec, rows.iter().cloned().map(Embeddings::from), chunk)
+}
+
+/// The same with these embeddings of the media.
+pub(crate) fn answered_with(
+    stage: &mut CudaThinker,
+    spec: &ThinkerSpec,
+    rows: impl IntoIterator<Item = Embeddings>,
+    chunk: u32,
+) -> (Said, u32) {
     let (slot, mut said, mut found, mut left) = (Slot(5), Said::default(), 0, spec.prompt.len() as u32);
     stage.open(slot, SequenceSpec::Thinker(spec.clone())).unwrap();
     for rows in rows {
-        stage.push_input(slot, Some(StageData::Embeddings(rows.clone().into())), false).unwrap();
+        stage.push_input(slot, Some(StageData::Embeddings(rows)), false).unwrap();
     }
     while said.finish.is_none() {
         let advance = chunk.min(left).max(1);

@@ -77,29 +77,37 @@ impl EmbeddingArena {
         Ok(EmbeddingArena { gpu: gpu.clone(), width, precision, home: Arc::new(Home { memory, state }), copies })
     }
 
+    /// [`EmbeddingArena::take`] where that allocates nothing; `None` where the arena is full.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn take_free(&self, embeddings: usize) -> Result<Option<Memory>, CudaError> {
+        let bytes = self.bytes_of(embeddings);
+        let mut state = self.home.lock();
+        let Some(range) = state.ranges.take(bytes) else { return Ok(None) };
+        let event = state.events.pop();
+        drop(state);
+        let ready = event.map_or_else(|| Event::new(&self.gpu), Ok)?;
+        Ok(Some(Memory { place: Place::Arena(Arc::clone(&self.home), range), bytes, ready: Some(ready) }))
+    }
+
+    /// Embeddings begin where any kernel may read them.
+    fn bytes_of(&self, embeddings: usize) -> usize {
+        (embeddings * self.width * element_bytes(self.precision)).next_multiple_of(16)
+    }
+
     /// Room for the embeddings of one step. Allocates where embeddings wait so long that the arena is full.
     ///
     /// # Errors
     /// When the device has no room.
     pub(crate) fn take(&self, embeddings: usize) -> Result<Memory, CudaError> {
-        // Embeddings begin where any kernel may read them.
-        let bytes = (embeddings * self.width * element_bytes(self.precision)).next_multiple_of(16);
-        let (range, event) = {
-            let mut state = self.home.lock();
-            (state.ranges.take(bytes), state.events.pop())
-        };
-        let place = match range {
-            Some(range) => Place::Arena(Arc::clone(&self.home), range),
-            None => {
-                let _excused = no_block::allow("embeddings wait for so long that the arena is full");
-                Place::Alone(self.gpu.alloc("embeddings for the next stage", bytes)?)
-            }
-        };
-        let ready = match event {
-            Some(event) => event,
-            None => Event::new(&self.gpu)?,
-        };
-        Ok(Memory { place, bytes, ready: Some(ready) })
+        if let Some(memory) = self.take_free(embeddings)? {
+            return Ok(memory);
+        }
+        let _excused = no_block::allow("embeddings wait for so long that the arena is full");
+        let bytes = self.bytes_of(embeddings);
+        let place = Place::Alone(self.gpu.alloc("embeddings for the next stage", bytes)?);
+        Ok(Memory { place, bytes, ready: Some(Event::new(&self.gpu)?) })
     }
 
     /// The embeddings that a step writes to `memory`, complete when the stream has run it.
@@ -171,6 +179,16 @@ impl Memory {
             Place::Arena(home, range) => (&home.memory, range.start),
             Place::Alone(buffer) => (buffer, 0),
         }
+    }
+
+    /// Queues a copy of `bytes` bytes of a buffer of the same GPU to its beginning.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn fill(&self, stream: &Stream, from: &Buffer<u8>, at: usize, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= self.bytes, "a copy beyond its buffers");
+        let (buffer, start) = self.buffer();
+        buffer.copy_async(stream, start, from, at, bytes)
     }
 
     /// Queues its copy to the host.

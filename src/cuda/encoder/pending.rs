@@ -1,11 +1,13 @@
 //! A step of the encoder under way: waits for it and reads the rows that it emits.
 
 use super::memory::Stash;
+use crate::copies::EmbeddingBuffer;
 use crate::weights::numbers;
 use crate::{Event, Pinned};
 use candle_core::{Device, Tensor};
 use omni_model::ModelError;
-use omni_model::embeddings::Embeddings;
+use omni_model::embeddings::{DeviceBuffer, DeviceEmbeddings, Embeddings};
+use omni_model::error::refused;
 use omni_model::stage::{PendingStep, SequenceOutput, StageData, StepOutcome};
 use std::sync::Arc;
 
@@ -17,11 +19,12 @@ pub(super) struct Part {
     pub rows: Option<Rows>,
 }
 
-/// Rows on their way to the host: `[rows, width]` of f32.
-pub(super) struct Rows {
-    pub memory: Pinned<u8>,
-    pub rows: usize,
-    pub width: usize,
+/// Rows that a step emits: `[rows, width]` of f32.
+pub(super) enum Rows {
+    /// On their way to the host.
+    Here { memory: Pinned<u8>, rows: usize, width: usize },
+    /// On the device.
+    There(Arc<EmbeddingBuffer>),
 }
 
 /// A step under way.
@@ -54,15 +57,28 @@ impl PendingStep for Pending {
 
 impl Rows {
     fn read(&self) -> Result<StageData, ModelError> {
-        let bytes = self.memory.settled(self.rows * self.width * size_of::<f32>());
-        let rows = Tensor::from_vec(numbers(bytes), (self.rows, self.width), &Device::Cpu)?;
-        Ok(StageData::Embeddings(Embeddings::Host(rows)))
+        Ok(StageData::Embeddings(match self {
+            Rows::Here { memory, rows, width } => {
+                let bytes = memory.settled(rows * width * size_of::<f32>());
+                Embeddings::Host(Tensor::from_vec(numbers(bytes), (*rows, *width), &Device::Cpu)?)
+            }
+            Rows::There(buffer) => {
+                let all = 0..buffer.embeddings();
+                let Some(rows) = DeviceEmbeddings::new(Arc::<EmbeddingBuffer>::clone(buffer), all) else {
+                    return refused("rows beyond their buffer");
+                };
+                Embeddings::Device(rows)
+            }
+        }))
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let rows = self.parts.drain(..).filter_map(|part| part.rows).map(|rows| rows.memory);
+        let rows = self.parts.drain(..).filter_map(|part| match part.rows {
+            Some(Rows::Here { memory, .. }) => Some(memory),
+            Some(Rows::There(_)) | None => None,
+        });
         self.stash.give_back(self.inputs.drain(..).chain(rows), self.events.take().into_iter().flatten());
     }
 }

@@ -1,11 +1,17 @@
 //! Temporal slices of pictures through the vision tower, a layer at a time.
 
-use super::memory::{Lent, Pool, Room};
+use super::memory::{Lent, Pool, Room, Stash};
 use super::net::{Merger, VisionNet};
 use super::products::Mode;
-use super::queue::{Positions, Queue, Tile};
+use super::queue::{PixelShape, Positions, Queue, Tile};
+use super::stage::filled;
+use crate::copies::Memory;
+use crate::weights::plain;
 use crate::{CudaError, Pinned};
+use omni_media::patches::Patches;
+use omni_model::encoder::Features;
 use omni_model::towers::side_places;
+use std::ops::Range;
 use std::rc::Rc;
 
 const F32: usize = size_of::<f32>();
@@ -26,6 +32,15 @@ pub(super) struct Slice {
     merged: bool,
 }
 
+/// Where rows are copied to.
+#[derive(Clone, Copy)]
+pub(super) enum Target<'a> {
+    /// Page-locked memory.
+    Host(&'a Pinned<u8>),
+    /// Memory that outlives the slice.
+    Device(&'a Memory),
+}
+
 /// Where what a slice keeps lies in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
@@ -44,6 +59,62 @@ impl Layout {
         let turns = after(rows, patches / config.merge_unit() * net.row() * F32);
         let tables_at = after(turns, patches * config.head_dim() * F32);
         Layout { rows, turns, tables: tables_at, end: after(tables_at, tables) }
+    }
+}
+
+/// Patches on their way to the device.
+pub(super) struct Piece {
+    /// Page-locked.
+    pub memory: Pinned<u8>,
+    patches: usize,
+    form: Form,
+}
+
+/// What the memory of a [`Piece`] has.
+enum Form {
+    /// `[patches, patch_width]` of f32.
+    Numbers,
+    /// A normalised value for each value of a pixel, `[3, 256]` of f32, then lines of `frames` frames. They take less than
+    /// a tenth of the numbers, and the device makes the numbers of them.
+    Pixels { bytes: usize, shape: PixelShape },
+}
+
+impl Piece {
+    /// Copies what the device needs of patches.
+    ///
+    /// # Errors
+    /// When the host has no page-locked memory.
+    pub fn new(stash: &Stash, features: Features, patches: usize) -> Result<Piece, CudaError> {
+        match features.patches() {
+            Some((pictures, range)) => Piece::of_pixels(stash, pictures, range),
+            None => Ok(Piece { memory: filled(stash, plain(&features.numbers()))?, patches, form: Form::Numbers }),
+        }
+    }
+
+    fn of_pixels(stash: &Stash, pictures: &Patches, range: Range<usize>) -> Result<Piece, CudaError> {
+        let (patches, lines) = (range.len(), pictures.lines(range));
+        let levels = plain(pictures.levels().as_flattened());
+        let bytes = levels.len() + lines.frames.iter().map(|frame| frame.len()).sum::<usize>();
+        let memory = stash.pinned(bytes)?;
+        let mut at = 0;
+        for part in [levels].into_iter().chain(lines.frames.iter().copied()) {
+            memory.set(at, part);
+            at += part.len();
+        }
+        let (config, columns, frames) = (pictures.config(), pictures.grid().w, lines.frames.len());
+        let height = lines.frames.first().map_or(0, |frame| frame.len() / (3 * pictures.size().width));
+        let shape = PixelShape {
+            before: lines.before as i32,
+            patches: patches as i32,
+            columns: columns as i32,
+            height: height as i32,
+            frames: frames as i32,
+            deep: config.temporal_patch_size as i32,
+            side: config.patch_size as i32,
+            merge: config.merge_size as i32,
+        };
+        let form = Form::Pixels { bytes, shape };
+        Ok(Piece { memory, patches, form })
     }
 }
 
@@ -102,25 +173,22 @@ impl Slice {
         self.layers
     }
 
-    /// Queues the next patches, `[count, patch_width]` of f32 in page-locked memory.
+    /// Queues the next patches.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn feed(
-        &mut self,
-        net: &VisionNet,
-        queue: Queue<'_>,
-        features: &Pinned<u8>,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        let (hidden, width) = (net.config.hidden_size, net.config.patch_width());
-        let numbers = count * width;
-        let raw = queue.scratch.filled(queue.stream, Room::Features, features, numbers * F32)?;
+    pub fn feed(&mut self, net: &VisionNet, queue: Queue<'_>, piece: &Piece) -> Result<(), CudaError> {
+        let (hidden, memory) = (net.config.hidden_size, &piece.memory);
+        let numbers = piece.patches * net.config.patch_width();
         let taken = queue.room(Room::Taps, numbers)?;
-        queue.take(raw, taken, numbers)?;
+        let came = |bytes| queue.scratch.filled(queue.stream, Room::Features, memory, bytes);
+        match piece.form {
+            Form::Numbers => queue.take(came(numbers * F32)?, taken, numbers)?,
+            Form::Pixels { bytes, shape } => queue.pixels(came(bytes)?, taken, shape, numbers)?,
+        }
         let x = self.memory.at(self.fed * hidden * F32);
-        queue.kernels.products.run(queue.stream, Mode::Add, &net.patch, taken, x, hidden, count)?;
-        self.fed += count;
+        queue.kernels.products.run(queue.stream, Mode::Add, &net.patch, taken, x, hidden, piece.patches)?;
+        self.fed += piece.patches;
         Ok(())
     }
 
@@ -146,7 +214,7 @@ impl Slice {
         Ok(())
     }
 
-    /// Queues the copy of `count` rows, from the one with the number `start` on, to page-locked memory.
+    /// Queues the copy of `count` rows, from the one with the number `start` on.
     ///
     /// # Errors
     /// What the driver says.
@@ -155,14 +223,18 @@ impl Slice {
         net: &VisionNet,
         queue: Queue<'_>,
         [start, count]: [usize; 2],
-        to: &Pinned<u8>,
+        to: Target<'_>,
     ) -> Result<(), CudaError> {
         if !self.merged {
             self.merge(net, queue, &net.merger, 0)?;
             self.merged = true;
         }
         let row = net.row() * F32;
-        self.memory.buffer().download_async(queue.stream, self.layout.rows + start * row, to, 0, count * row)
+        let (buffer, at, bytes) = (self.memory.buffer(), self.layout.rows + start * row, count * row);
+        match to {
+            Target::Host(to) => buffer.download_async(queue.stream, at, to, 0, bytes),
+            Target::Device(to) => to.fill(queue.stream, buffer, at, bytes),
+        }
     }
 
     /// Queues a merger of all patches; its results are column block `level` of the rows.

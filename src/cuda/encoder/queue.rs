@@ -55,6 +55,27 @@ impl Tile {
     }
 }
 
+/// `TowerPixels` of `kernels/tower_ops.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct PixelShape {
+    /// Patches of the first row of blocks that are not asked for.
+    pub before: i32,
+    pub patches: i32,
+    /// Patches from left to right.
+    pub columns: i32,
+    /// Pixels of each frame from top to bottom.
+    pub height: i32,
+    /// Frames that there are.
+    pub frames: i32,
+    /// Frames of a row of numbers.
+    pub deep: i32,
+    /// Pixels of a patch's side.
+    pub side: i32,
+    /// Patches of a block's side.
+    pub merge: i32,
+}
+
 /// `TowerAttention` of `kernels/tower_attention.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -73,6 +94,7 @@ pub(super) struct Kernels {
     pub products: Products,
     norm: Kernel,
     take: Kernel,
+    pixels: Kernel,
     chunks: Kernel,
     taps: Kernel,
     taps8: Kernel,
@@ -127,6 +149,7 @@ impl Kernels {
             products: Products::new(gpu, precision, cores)?,
             norm: kernel!("tower_norm"),
             take: kernel!("tower_take"),
+            pixels: kernel!("tower_pixels"),
             chunks: kernel!("tower_chunks"),
             taps: kernel!("tower_taps"),
             taps8: kernel!("tower_taps8"),
@@ -201,6 +224,13 @@ impl Queue<'_> {
     pub fn take(&self, x: u64, y: u64, count: usize) -> Result<(), CudaError> {
         // SAFETY: the arguments are those of `tower_take_*`; both sides have `count` numbers.
         unsafe { self.kernels.take.launch(self.stream, strides(count), kernel_args![x, y, count as i32]) }
+    }
+
+    /// Lines of frames behind the levels of their pixels to `numbers` numbers of the engine.
+    pub fn pixels(&self, x: u64, y: u64, shape: PixelShape, numbers: usize) -> Result<(), CudaError> {
+        // SAFETY: the arguments are those of `tower_pixels_*`; the caller has as many lines as the shape says, and room for
+        // the numbers, which are as many as the shape has.
+        unsafe { self.kernels.pixels.launch(self.stream, strides(numbers), kernel_args![x, y, shape]) }
     }
 
     /// A window of `frames` frames to `[chunks, bins, wide]`.

@@ -4,37 +4,54 @@
 //! All of a layer of a picture is done in its first unit; the further ones of a fine schedule compute nothing.
 
 use super::memory::{Pool, Room, Scratch, Stash};
-use super::net::TowersNet;
+use super::net::{TowersNet, VisionNet};
 use super::pending::{Part, Pending, Rows};
-use super::pictures::Slice;
+use super::pictures::{Piece, Slice, Target};
 use super::products::Cores;
 use super::queue::{Kernels, Queue};
 use super::sound::Window;
+use crate::copies::{EmbeddingArena, HostCopies};
 use crate::weights::plain;
 use crate::{CudaError, Pinned, Priority, Stream};
-use omni_core::ids::{FinishReason, Slot};
+use omni_config::Precision;
+use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::encoder::{Unit, Walk};
 use omni_model::error::{not_open, refused};
 use omni_model::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use omni_model::{LoadError, ModelError};
+use omni_telemetry::CopyMetrics;
+use omni_telemetry::trace::Recorder;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 const F32: usize = size_of::<f32>();
+/// Rows that may be left on the device: those of some thirteen pictures of 640 x 480.
+const LEFT_ROWS: usize = 4096;
+/// Copies of them to the host that may lie in page-locked memory, and rows of each: what one step emits.
+const LEFT_COPIES: usize = 4;
+const LEFT_PIECE: usize = 128;
 
 /// Makes encoder stages that share weights.
 pub struct CudaEncoderFactory {
     net: Arc<TowersNet>,
     cores: Cores,
+    /// Records the copies of rows that are left on the device; `None`: none are.
+    leaving: Option<Recorder>,
 }
 
 impl CudaEncoderFactory {
     /// For weights that are loaded.
     pub fn new(net: Arc<TowersNet>) -> CudaEncoderFactory {
-        CudaEncoderFactory { net, cores: Cores::Best }
+        CudaEncoderFactory { net, cores: Cores::Best, leaving: None }
+    }
+
+    /// Leaves the rows of pictures on the device, for a thinker that reads them there, while there is room for them.
+    #[must_use]
+    pub fn leaving_rows(self, recorder: Recorder) -> CudaEncoderFactory {
+        CudaEncoderFactory { leaving: Some(recorder), ..self }
     }
 
     /// Without the kernels for tensor cores: for tests.
@@ -54,7 +71,15 @@ impl StageFactory for CudaEncoderFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
         self.net.gpu.bind()?;
         let gpu = &self.net.gpu;
+        let arena = |(recorder, vision): (&Recorder, &VisionNet)| {
+            let width = vision.row();
+            let copies = CopyMetrics::new(StageName::Encoder, recorder.clone());
+            let copies = HostCopies::new(gpu, LEFT_COPIES, LEFT_PIECE * width * F32, copies)?;
+            EmbeddingArena::new(gpu, LEFT_ROWS, width, Precision::F32, copies.into())
+        };
         let stage = CudaEncoder {
+            // Of towers without pictures no rows are left.
+            arena: self.leaving.as_ref().zip(self.net.vision().ok()).map(arena).transpose()?,
             stream: gpu.stream(Priority::Low)?,
             kernels: Kernels::new(gpu, self.net.precision, self.cores)?,
             scratch: Scratch::new(gpu),
@@ -77,6 +102,7 @@ struct CudaEncoder {
     scratch: Scratch,
     pool: Rc<Pool>,
     stash: Arc<Stash>,
+    arena: Option<EmbeddingArena>,
     sequences: HashMap<Slot, Sequence>,
 }
 
@@ -168,7 +194,7 @@ impl CudaEncoder {
             return Ok((SequenceOutput { stale: true, ..SequenceOutput::default() }, None));
         };
         let queue = Queue { stream: &self.stream, kernels: &self.kernels, scratch: &self.scratch };
-        let tools = Tools { net: &self.net, queue, pool: &self.pool, stash: &self.stash };
+        let tools = Tools { net: &self.net, queue, pool: &self.pool, stash: &self.stash, arena: self.arena.as_ref() };
         let rows = tools.queue(unit, &mut sequence.slice, step)?;
         if over.part {
             sequence.slice = None;
@@ -194,7 +220,7 @@ impl CudaEncoder {
             let bytes = rows * width * F32;
             let memory = self.stash.pinned(bytes)?;
             self.scratch.download(&self.stream, Room::Rows, before, &memory, bytes)?;
-            step.parts[at].rows = Some(Rows { memory, rows, width });
+            step.parts[at].rows = Some(Rows::Here { memory, rows, width });
             before += bytes;
         }
         Ok(())
@@ -207,6 +233,7 @@ struct Tools<'a> {
     queue: Queue<'a>,
     pool: &'a Rc<Pool>,
     stash: &'a Stash,
+    arena: Option<&'a EmbeddingArena>,
 }
 
 impl Tools<'_> {
@@ -214,11 +241,12 @@ impl Tools<'_> {
     fn queue(&self, unit: Unit, slice: &mut Option<Slice>, step: &mut Step) -> Result<Option<Rows>, ModelError> {
         match unit {
             Unit::Window { features, frames, chunk } => {
-                let features = filled(self.stash, plain(&features))?;
+                let features = filled(self.stash, plain(&features.numbers()))?;
                 step.windows.push((step.parts.len(), Window { features, frames, chunk }));
             }
             Unit::Patches { features, count, sides } => {
-                let (vision, features) = (self.net.vision()?, filled(self.stash, plain(&features))?);
+                let vision = self.net.vision()?;
+                let piece = Piece::new(self.stash, features, count)?;
                 step.queued = true;
                 if slice.is_none() {
                     let tables = vision.tables(self.queue, sides);
@@ -228,9 +256,9 @@ impl Tools<'_> {
                     *slice = Some(begun.or_else(no_room)?);
                 }
                 if let Some(slice) = slice {
-                    slice.feed(vision, self.queue, &features, count)?;
+                    slice.feed(vision, self.queue, &piece)?;
                 }
-                step.inputs.push(features);
+                step.inputs.push(piece.memory);
             }
             Unit::Layers { begun, sides, .. } => {
                 let (vision, Some(slice)) = (self.net.vision()?, slice) else {
@@ -246,10 +274,16 @@ impl Tools<'_> {
                 let (vision, Some(slice)) = (self.net.vision()?, slice) else {
                     return refused("a slice without rows");
                 };
-                let memory = self.stash.pinned(rows.len() * vision.row() * F32)?;
-                slice.emit(vision, self.queue, [rows.start, rows.len()], &memory)?;
+                let (range, width) = ([rows.start, rows.len()], vision.row());
                 step.queued = true;
-                return Ok(Some(Rows { memory, rows: rows.len(), width: vision.row() }));
+                let left = self.arena.map(|arena| Ok::<_, CudaError>(arena.take_free(rows.len())?.map(|m| (arena, m))));
+                if let Some((arena, memory)) = left.transpose()?.flatten() {
+                    slice.emit(vision, self.queue, range, Target::Device(&memory))?;
+                    return Ok(Some(Rows::There(arena.written(self.queue.stream, memory, rows.len())?)));
+                }
+                let memory = self.stash.pinned(rows.len() * width * F32)?;
+                slice.emit(vision, self.queue, range, Target::Host(&memory))?;
+                return Ok(Some(Rows::Here { memory, rows: rows.len(), width }));
             }
         }
         Ok(None)
@@ -257,7 +291,7 @@ impl Tools<'_> {
 }
 
 /// Page-locked memory with these bytes at its beginning.
-fn filled(stash: &Stash, bytes: &[u8]) -> Result<Pinned<u8>, CudaError> {
+pub(super) fn filled(stash: &Stash, bytes: &[u8]) -> Result<Pinned<u8>, CudaError> {
     let memory = stash.pinned(bytes.len())?;
     memory.set(0, bytes);
     Ok(memory)

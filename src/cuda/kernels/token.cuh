@@ -12,7 +12,7 @@ struct TokenRow {
     uint32_t flags; // LAST: the limit is reached with this token; SEEN
     uint32_t media; // row of the pass's media that takes the place of the token's embedding; NONE: it does not
     uint32_t hand;  // row of `handed` that its hidden state goes to; NONE: none
-    uint32_t unused;
+    uint32_t of;    // of a row that is sampled behind a pass: which row of the pass it is
     float axes[3];  // positions that the rotation takes
     uint32_t unused_too;
 };
@@ -74,6 +74,13 @@ struct SampleTokenArgs {
 
 // In `sources`, NONE is what is handed on otherwise; with SAMPLED: the token that the slot in the other bits sampled last.
 constexpr uint32_t SAMPLED = 0x80000000u;
+
+struct TakeRowsArgs {
+    const TokenRow* rows; // [rows]
+    const float* x;       // [.., width]: the residual stream of a pass
+    float* out;           // [rows, width]
+    int width, unused;
+};
 
 struct PlaceRowsArgs {
     const uint32_t* places; // [rows] in memory of the host: rows of the table

@@ -107,6 +107,33 @@ __device__ __forceinline__ int2 place_of(int patch, int columns, int merge) {
     return make_int2(block / across * merge + inside / merge, block % across * merge + inside % merge);
 }
 
+// What patches are cut from.
+struct TowerPixels {
+    int before;  // patches of the first row of blocks that are not asked for
+    int patches;
+    int columns; // patches from left to right
+    int height;  // pixels of each frame from top to bottom
+    int frames;  // that there are; the last one stands for those that are missing of `deep`
+    int deep;    // frames of a row of numbers
+    int side;    // pixels of a patch's side
+    int merge;   // patches of a block's side
+};
+
+// Pixels to patches, rows [patches, 3, deep, side, side]. `x`: a normalised value for each value of a pixel, [3, 256] of
+// f32, then [frames, height, columns * side, 3] bytes.
+template <typename T>
+__device__ __forceinline__ void tower_pixels(const float* x, T* y, TowerPixels of) {
+    const unsigned char* pixels = reinterpret_cast<const unsigned char*>(x + 3 * 256);
+    const int width = of.columns * of.side;
+    EACH(i, static_cast<size_t>(of.patches) * 3 * of.deep * of.side * of.side) {
+        const int right = i % of.side, down = i / of.side % of.side, frame = i / of.side / of.side % of.deep;
+        const int channel = i / of.side / of.side / of.deep % 3, patch = i / of.side / of.side / of.deep / 3;
+        const int2 place = place_of(of.before + patch, of.columns, of.merge);
+        const size_t line = static_cast<size_t>(min(frame, of.frames - 1)) * of.height + place.x * of.side + down;
+        y[i] = from_float<T>(x[channel * 256 + pixels[(line * width + place.y * of.side + right) * 3 + channel]]);
+    }
+}
+
 // x[patch] = the learned positions between which it lies. `sides`: those of all rows, then of all columns.
 template <typename T>
 __device__ __forceinline__ void tower_corners(const T* table, const TowerSide* sides, float* x, int patches, int rows, int columns, int merge, int side, int width) {
@@ -152,6 +179,7 @@ __device__ __forceinline__ void tower_rotate(T* qkv, const float2* turns, int n,
         tower_norm(x, gain, bias, y, rows, width, eps);                                                                                                 \
     }                                                                                                                                                   \
     extern "C" __global__ void tower_take_##NAME(const float* x, T* y, int count) { tower_take(x, y, count); }                                          \
+    extern "C" __global__ void tower_pixels_##NAME(const float* x, T* y, TowerPixels of) { tower_pixels(x, y, of); }                                    \
     extern "C" __global__ void tower_chunks_##NAME(const float* x, T* y, int chunks, int bins, int frames, int step, int wide) {                        \
         tower_chunks(x, y, chunks, bins, frames, step, wide);                                                                                           \
     }                                                                                                                                                   \

@@ -3,6 +3,7 @@
 
 mod handed;
 mod host;
+mod left;
 mod net;
 mod pending;
 mod queue;

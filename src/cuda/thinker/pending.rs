@@ -8,6 +8,7 @@ use omni_core::ids::{FinishReason, Slot};
 use omni_model::ModelError;
 use omni_model::error::refused;
 use omni_model::stage::{PendingStep, SequenceOutput, StepOutcome};
+use omni_model::stages::media::MediaRow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +18,19 @@ use std::sync::mpsc::Sender;
 pub(super) enum Part {
     /// The outcome is known without the device, except for the embeddings that it hands on.
     Known(Result<SequenceOutput, ModelError>, Range<usize>),
-    /// A token, at this place of the step's output. The last embedding that it hands on, if any, is the token's own,
+    /// A token, at this place. The last embedding that it hands on, if any, is the token's own,
     /// unless the token ends the sequence.
     /// `cached`: see [`SequenceOutput::cached`].
-    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool>, of: Serial, cached: u32 },
+    Token { place: Place, sequences: Range<usize>, finished: Arc<AtomicBool>, of: Serial, cached: u32 },
+}
+
+/// Where the output of a step has a token: those that are sampled behind prompts come before those of single tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Among those that are sampled behind prompts.
+    Behind(usize),
+    /// Among the single tokens.
+    Alone(usize),
 }
 
 /// Tells a sequence from all others of its stage.
@@ -42,9 +52,13 @@ pub(super) struct Pending {
     pub ring: Arc<Ring>,
     pub lease: Option<Lease>,
     pub parts: Vec<Part>,
+    /// Tokens that are sampled behind prompts.
+    pub behind: usize,
     pub handed: Handed,
     /// Width and element type of embeddings.
     pub shape: (usize, Precision),
+    /// Embeddings of media that its copies read.
+    pub _media: Vec<(usize, MediaRow)>,
     /// To the stage, if it keeps prompts.
     pub news: Option<Sender<News>>,
 }
@@ -61,7 +75,11 @@ impl PendingStep for Pending {
             sequences.push(match part {
                 Part::Known(Ok(output), range) => Ok(SequenceOutput { emit: handed.sequences(range), ..output }),
                 Part::Known(error, _) => error,
-                Part::Token { at, sequences, finished, of, cached } => {
+                Part::Token { place, sequences, finished, of, cached } => {
+                    let at = match place {
+                        Place::Behind(at) => at,
+                        Place::Alone(at) => self.behind + at,
+                    };
                     let output = read(&lease.out.get(2 * at..2 * at + 2), &finished);
                     self.tell(of, &output);
                     output.map(|output| {

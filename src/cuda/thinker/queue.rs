@@ -1,6 +1,7 @@
 //! A step of the thinker on its way to the device.
 
 use super::handed::Handed;
+use super::left::Left;
 use super::sequence::{Plan, Upload};
 use super::stage::CudaThinker;
 use super::steps::{ROWS_AT, Steps};
@@ -10,7 +11,10 @@ use crate::talker::ring::Lease;
 use crate::talker::table::NONE;
 use crate::weights::with_bytes;
 use crate::{CudaError, Graph};
-use candle_core::Tensor;
+use omni_model::stages::media::MediaRow;
+
+/// Single tokens that join a pass over prompts: its attention takes those of different sequences one after the other.
+const JOINING: usize = 4;
 
 impl CudaThinker {
     /// Queues what a step needs; returns the memory that the device uses.
@@ -30,7 +34,8 @@ impl CudaThinker {
         let table = ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
         let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
         let media = plan.media.len() * self.net.media_width() * size_of::<f32>();
-        let tables = (marked.len() + passes.len() + 1) * table;
+        // Each pass may be followed by what samples some of its rows.
+        let tables = (marked.len() + 2 * (passes.len() + 1)) * table;
         let lease = self.ring.lease(uploads + tables + media + 2 * sources.len().next_multiple_of(16))?;
         lease.begin.record(stream)?;
         let memory = (!sources.is_empty()).then(|| self.arena.take(plan.handed.len())).transpose()?;
@@ -58,7 +63,22 @@ impl CudaThinker {
             }
             at += bytes(&upload);
         }
-        let send = |rows: &[TokenRow], graph: Option<(usize, &Graph)>, at: &mut usize| -> Result<(), CudaError> {
+        let tail = |samples: &[(usize, TokenRow)], done: usize, at: &mut usize| -> Result<(), CudaError> {
+            let Some((bucket, graph)) = steps.tail_graph(samples.len()).filter(|_| !samples.is_empty()) else {
+                return Ok(());
+            };
+            let rows: Vec<_> = samples.iter().map(|(of, row)| TokenRow { of: *of as u32, ..*row }).collect();
+            let table = Steps::table(&rows, bucket, TokenHead { out: lease.out.device_at(2 * done), handed });
+            lease.input.set(*at, &table);
+            steps.sampled.upload_bytes_async(stream, 0, &lease.input, *at, table.len())?;
+            *at += table.len().next_multiple_of(16);
+            graph.launch(stream)
+        };
+        let send = |rows: &[TokenRow],
+                    head: TokenHead,
+                    graph: Option<(usize, &Graph)>,
+                    at: &mut usize|
+         -> Result<(), CudaError> {
             let Some((bucket, graph)) = graph else { return Ok(()) };
             let table = Steps::table(rows, bucket, head);
             lease.input.set(*at, &table);
@@ -73,20 +93,31 @@ impl CudaThinker {
             at += table.len().next_multiple_of(16);
             steps.mark(&self.net, stream, rows.len())?;
         }
-        let (mut first, mut media) = (0, plan.media.as_slice());
-        for pass in passes {
-            let own;
-            (own, media) = media.split_at(media.partition_point(|(place, _)| *place < first + pass.len()));
-            if own.is_empty() {
-                send(pass, steps.prompt_graph(pass.len(), false), &mut at)?;
-            } else {
-                let rows = self.send_media(pass, first, own, &lease, &mut at)?;
-                send(&rows, steps.prompt_graph(rows.len(), true), &mut at)?;
+        let (mut first, mut media, mut samples, mut done) = (0, plan.media.as_slice(), plan.samples.as_slice(), 0);
+        let mut tokens = plan.tokens.as_slice();
+        for (number, pass) in passes.iter().enumerate() {
+            let end = first + pass.len();
+            let (own, sampled);
+            (own, media) = media.split_at(media.partition_point(|(place, _)| *place < end));
+            (sampled, samples) = samples.split_at(samples.partition_point(|(place, _)| *place < end));
+            let mut rows =
+                if own.is_empty() { pass.to_vec() } else { self.send_media(pass, first, own, &lease, &mut at)? };
+            let mut sampled: Vec<_> = sampled.iter().map(|(place, row)| (place - first, *row)).collect();
+            let graph = steps.prompt_graph(rows.len(), !own.is_empty());
+            let fits = |(bucket, _): (usize, &Graph)| rows.len() + tokens.len() <= bucket && tokens.len() <= JOINING;
+            if number + 1 == passes.len() && graph.is_some_and(fits) {
+                // They take rows that would be padding, and the weights are read once.
+                sampled.extend((rows.len()..).zip(tokens.iter().copied()));
+                rows.extend(std::mem::take(&mut tokens));
             }
-            first += pass.len();
+            send(&rows, head, graph, &mut at)?;
+            tail(&sampled, done, &mut at)?;
+            done += sampled.len();
+            first = end;
         }
-        if !plan.tokens.is_empty() {
-            send(&plan.tokens, steps.token_graph(plan.tokens.len()), &mut at)?;
+        if !tokens.is_empty() {
+            let head = TokenHead { out: lease.out.device_at(2 * done), handed };
+            send(tokens, head, steps.token_graph(tokens.len()), &mut at)?;
         }
         let mut handed = Handed::Nothing;
         if let Some(memory) = memory {
@@ -121,22 +152,34 @@ impl CudaThinker {
         &self,
         pass: &[TokenRow],
         first: usize,
-        media: &[(usize, Tensor)],
+        media: &[(usize, MediaRow)],
         lease: &Lease,
         at: &mut usize,
     ) -> Result<Vec<TokenRow>, CudaError> {
         let (width, hidden) = (self.net.media_width(), self.net.config.hidden_size);
         let (stride, mut rows) = (width * size_of::<f32>(), pass.to_vec());
+        let mut there = Left::default();
+        let mut here = false;
         for (number, (place, embedding)) in media.iter().enumerate() {
             let row = &mut rows[place - first];
             row.media = number as u32;
-            row.flags |= if embedding.elem_count() > hidden { SEEN } else { 0 };
-            if with_bytes(embedding, |bytes| lease.input.set(*at + number * stride, bytes)).is_none() {
-                unreachable!("`PromptMedia` keeps embeddings of f32 on the host");
+            row.flags |= if embedding.width() > hidden { SEEN } else { 0 };
+            match embedding {
+                MediaRow::There(embedding) => there.add(embedding, number),
+                MediaRow::Here(embedding) => {
+                    here = true;
+                    let set = |bytes: &[u8]| lease.input.set(*at + number * stride, bytes);
+                    if with_bytes(embedding, set).is_none() {
+                        unreachable!("`PromptMedia` keeps embeddings of f32 on the host");
+                    }
+                }
             }
         }
         let bytes = media.len() * stride;
-        self.steps.media.upload_bytes_async(&self.stream, 0, &lease.input, *at, bytes)?;
+        if here {
+            self.steps.media.upload_bytes_async(&self.stream, 0, &lease.input, *at, bytes)?;
+        }
+        there.copy_to(&self.stream, &self.steps.media, stride)?;
         *at += bytes.next_multiple_of(16);
         Ok(rows)
     }

@@ -1,14 +1,15 @@
 //! A sequence of the thinker on a GPU, and what a step sends to the device of all of them.
 
 use super::table::TokenRow;
+use crate::copies::EmbeddingBuffer;
 use crate::talker::table::NONE;
-use candle_core::Tensor;
+use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::ModelError;
 use omni_model::error::refused;
 use omni_model::stage::ThinkerSpec;
 use omni_model::stages::Held;
-use omni_model::stages::media::PromptMedia;
+use omni_model::stages::media::{MediaRow, PromptMedia};
 use omni_model::stages::thinker::prompt_positions;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -55,7 +56,12 @@ impl Sequence {
                 return refused(format!("the embedding of prompt position {at} is gone"));
             };
             let place = first + (at - computes.start) as usize;
-            plan.media.push((place, row.contiguous()?));
+            if let MediaRow::There(row) = &row
+                && (row.buffer().precision() != Precision::F32 || !row.buffer().as_any().is::<EmbeddingBuffer>())
+            {
+                return refused("these embeddings of media are on a device that this thinker cannot read");
+            }
+            plan.media.push((place, row));
             if states {
                 plan.prompts[place].hand = held.row(at).unwrap_or(NONE);
             } else if let Ok(hand) = hands.binary_search(&at) {
@@ -94,11 +100,14 @@ pub(super) enum Answer {
 #[derive(Default)]
 pub(super) struct Plan {
     pub prompts: Vec<TokenRow>,
+    /// Those of `prompts` that are sampled: which, and as what.
+    pub samples: Vec<(usize, TokenRow)>,
     /// Positions of prompts that are kept, whose tokens are marked.
     pub marked: Vec<TokenRow>,
+    /// Single tokens of other sequences.
     pub tokens: Vec<TokenRow>,
     /// The embeddings of media that `prompts` take, in their order, with the place among them: of f32, as they came.
-    pub media: Vec<(usize, Tensor)>,
+    pub media: Vec<(usize, MediaRow)>,
     /// The sources of the embeddings to hand on: tokens, slots with [`SAMPLED`](super::table::SAMPLED), or [`NONE`] for hidden states, which
     /// the layers hand on, or `states`.
     pub handed: Vec<u32>,

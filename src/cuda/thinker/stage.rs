@@ -10,7 +10,7 @@
 
 use super::host::{HostMemory, HostPages};
 use super::net::ThinkerNet;
-use super::pending::{News, Part, Pending, Serial};
+use super::pending::{News, Part, Pending, Place, Serial};
 use super::sequence::{Answer, Plan, Sequence, Upload};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
@@ -249,7 +249,7 @@ impl CudaThinker {
             return refused(format!("{slot}: asked for {advance} units, a decode step is 1"));
         }
         let samples = left <= advance;
-        if samples && plan.tokens.len() == self.steps.batch() {
+        if samples && plan.tokens.len() + plan.samples.len() == self.steps.batch() {
             return refused(format!("a step has room for {} sequences", self.steps.batch()));
         }
         let positions = if left > 0 { from + advance } else { len + count - sequence.spec.generated_len };
@@ -268,7 +268,7 @@ impl CudaThinker {
             TokenRow { slot: slot.0, position: at as i32, token, axes, ..TokenRow::PADDING }
         };
         let mut handed = 0..0;
-        let mut token = NONE;
+        let (mut token, mut place) = (NONE, Place::Alone(plan.tokens.len()));
         if left > 0 {
             sequence.prefilled += advance;
             handed = plan.hand(prompt_embeddings(&sequence.spec, from, advance));
@@ -280,6 +280,9 @@ impl CudaThinker {
             plan.prompts.extend((start..upto).map(|at| entry(sequence, at, prompt[at as usize])));
             sequence.take_media(from..from + advance, start..upto, (first, handed.start), states, plan)?;
             token = prompt[upto as usize % prompt.len()];
+            if samples && start < upto {
+                place = Place::Behind(plan.samples.len());
+            }
             if let Answer::Sampled { held, .. } = &mut sequence.answer {
                 held.computes(&planned);
             }
@@ -295,13 +298,21 @@ impl CudaThinker {
             sequence.exhausted = *count >= sequence.spec.max_tokens;
         }
         let flags = if sequence.exhausted { LAST } else { 0 };
-        plan.tokens.push(TokenRow { count, flags, ..entry(sequence, positions - 1, token) });
+        let row = TokenRow { count, flags, ..entry(sequence, positions - 1, token) };
+        match place {
+            // In one pass with the positions before it: the weights are read once.
+            Place::Behind(_) => {
+                plan.samples.push((plan.prompts.len(), row));
+                plan.prompts.push(row);
+            }
+            Place::Alone(_) => plan.tokens.push(row),
+        }
         if sequence.spec.emit.is_some() {
             let own = plan.hand([SAMPLED | slot.0]);
             handed = if handed.is_empty() { own } else { handed.start..own.end };
         }
         let (finished, of) = (Arc::clone(&sequence.finished), Serial { slot, number: sequence.number });
-        Ok(Part::Token { at: plan.tokens.len() - 1, sequences: handed, finished, of, cached })
+        Ok(Part::Token { place, sequences: handed, finished, of, cached })
     }
 
     /// Gives a sequence pages for its first `positions` positions, in a prompt those that are kept. Returns what the step
@@ -446,7 +457,9 @@ impl StageModel for CudaThinker {
         }
         let (ring, shape) = (Arc::clone(&self.ring), (self.net.config.hidden_size, self.net.precision));
         let news = self.news.as_ref().map(|(news, _)| news.clone());
-        Ok(Launched::Pending(Box::new(Pending { ring, lease: Some(lease), parts, handed, shape, news })))
+        let (behind, _media) = (plan.samples.len(), plan.media);
+        let pending = Pending { ring, lease: Some(lease), parts, behind, handed, shape, _media, news };
+        Ok(Launched::Pending(Box::new(pending)))
     }
 
     fn close(&mut self, slot: Slot) {

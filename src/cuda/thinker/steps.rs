@@ -22,6 +22,8 @@ pub(super) const ROWS_AT: usize = 64;
 pub(super) struct Steps {
     /// A step's input: its head and its rows.
     pub inbox: Buffer<u8>,
+    /// The same of the rows of a pass that are sampled behind it.
+    pub sampled: Buffer<u8>,
     pub params: Buffer<u8>,
     pub counts: Buffer<u32>,
     pub done: Buffer<u32>,
@@ -29,22 +31,27 @@ pub(super) struct Steps {
     last: Buffer<u32>,
     engine: Engine,
     x: Buffer<f32>,
+    /// Of [`Steps::sampled`].
+    taken: Buffer<f32>,
     logits: Buffer<f32>,
     slots: Buffer<u32>,
     positions: Buffer<i32>,
     axes: Buffer<f32>,
     /// Embeddings of media that a pass takes; one number for a model that takes none.
-    pub media: Buffer<f32>,
+    pub media: Buffer<u8>,
     /// Hidden states of the media positions of each page of the cache, `[pages, PAGE, hidden]`: what the talker takes
     /// there outlives the step, as keys and values do. `None` where no prompts are kept, or none has media.
     pub hidden: Option<Buffer<u8>>,
     begin: Kernel,
+    take: Kernel,
     sample: Kernel,
     hand: Kernel,
     level: Kernel,
     states: Kernel,
-    /// By rows, ascending: the next token of so many rows, and so many positions of prompts, without and with media.
+    /// By rows, ascending: the next token of so many rows, what samples so many rows of a pass, and so many positions of
+    /// prompts, without and with media.
     tokens: Vec<(usize, Graph)>,
+    tails: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
     media_prompts: Vec<(usize, Graph)>,
 }
@@ -54,7 +61,7 @@ pub(super) struct Steps {
 enum Pass {
     /// The next tokens of different sequences.
     Tokens,
-    /// Positions of prompts in their order.
+    /// Positions of prompts in their order, and single tokens of other sequences.
     Prompts,
     /// The same, some of which are media.
     Media,
@@ -108,6 +115,17 @@ struct SampleArgs {
     size: i32,
 }
 
+/// `TakeRowsArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TakeArgs {
+    rows: u64,
+    x: u64,
+    out: u64,
+    width: i32,
+    unused: i32,
+}
+
 /// `HandRowsArgs` of `kernels/token.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -153,10 +171,11 @@ impl Steps {
             Precision::F32 => ["begin_tokens_f32", "hand_rows_f32", "hand_states_f32"],
             Precision::Bf16 => ["begin_tokens_bf16", "hand_rows_bf16", "hand_states_bf16"],
         };
-        let media = if net.takes_media() { chunk * net.media_width() } else { 1 };
+        let media = if net.takes_media() { chunk * net.media_width() } else { 1 } * size_of::<f32>();
         let max_pages = config.max_position_embeddings.div_ceil(PAGE).min(pages);
         let mut steps = Steps {
             inbox: gpu.zeros("tables of a step", ROWS_AT + rows * size_of::<TokenRow>())?,
+            sampled: gpu.zeros("tables of a step", ROWS_AT + batch * size_of::<TokenRow>())?,
             params: gpu.zeros("parameters of rows", options.slots * size_of::<TokenParams>())?,
             counts: gpu.zeros("token counts", options.slots * size)?,
             done: gpu.zeros("flags of rows", options.slots)?,
@@ -164,6 +183,7 @@ impl Steps {
             cache: net.stack.cache(gpu, net.precision, pages, options.slots, max_pages)?,
             engine: Engine::new(gpu, net.precision, rows, &[config], config.hidden_size)?,
             x: gpu.zeros("activations", rows * config.hidden_size)?,
+            taken: gpu.zeros("activations", batch * config.hidden_size)?,
             logits: gpu.zeros("logits", batch * size)?,
             slots: gpu.zeros("tables of a step", rows)?,
             positions: gpu.zeros("tables of a step", rows)?,
@@ -174,21 +194,27 @@ impl Steps {
                 bytes => Some(gpu.alloc("hidden states of kept prompts", pages * bytes)?),
             },
             begin: gpu.kernel(begin)?,
+            take: gpu.kernel("take_rows")?,
             sample: gpu.kernel("sample_token")?,
             hand: gpu.kernel(hand)?,
             level: gpu.kernel("add_level")?,
             states: gpu.kernel(states)?,
             tokens: Vec::new(),
+            tails: Vec::new(),
             prompts: Vec::new(),
             media_prompts: Vec::new(),
         };
         steps.inbox.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(rows))?;
+        steps.sampled.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(batch))?;
         // Each is run once before capture, on rows of padding, so that all kernels are loaded.
         for bucket in sizes(1, batch) {
             steps.queue_tokens(net, stream, bucket)?;
             let graph = stream.capture(|| steps.queue_tokens(net, stream, bucket))?;
             tracing::debug!(rows = bucket, nodes = graph.nodes(), "captured a token");
             steps.tokens.push((bucket, graph));
+            steps.queue_tail(net, stream, bucket)?;
+            let graph = stream.capture(|| steps.queue_tail(net, stream, bucket))?;
+            steps.tails.push((bucket, graph));
         }
         for bucket in prompt_sizes(chunk) {
             steps.queue_layers(net, stream, bucket, Pass::Prompts)?;
@@ -217,6 +243,11 @@ impl Steps {
     /// The graph of the smallest bucket that holds so many rows, and its size.
     pub fn token_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
         fitting(&self.tokens, rows)
+    }
+
+    /// The same for rows of a pass that are sampled behind it.
+    pub fn tail_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
+        fitting(&self.tails, rows)
     }
 
     /// The same for positions of prompts, of which some are `media`.
@@ -318,12 +349,33 @@ impl Steps {
     /// Queues the next token of `rows` rows.
     fn queue_tokens(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
         self.queue_layers(net, stream, rows, Pass::Tokens)?;
-        let input = Input::Normed(self.x.address(), net.stack.norm());
+        self.queue_samples(net, stream, rows, self.x.address(), &self.inbox)
+    }
+
+    /// Queues the tokens of the rows of the last pass that [`Steps::sampled`] names.
+    fn queue_tail(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
+        let (x, out) = (self.x.address(), self.taken.address());
+        let args = TakeArgs { rows: self.sampled.at(ROWS_AT), x, out, width: net.config.hidden_size as i32, unused: 0 };
+        // SAFETY: the argument is `TakeRowsArgs`, with addresses of buffers of `self`, whose rows are of the pass.
+        unsafe { self.take.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
+        self.queue_samples(net, stream, rows, out, &self.sampled)
+    }
+
+    /// Queues the tokens of `rows` rows of a residual stream, which a table describes.
+    fn queue_samples(
+        &self,
+        net: &ThinkerNet,
+        stream: &Stream,
+        rows: usize,
+        x: u64,
+        table: &Buffer<u8>,
+    ) -> Result<(), CudaError> {
+        let input = Input::Normed(x, net.stack.norm());
         self.engine.products.run(stream, Mode::StoreF32, &net.head, input, self.logits.address(), rows)?;
         let args = SampleArgs {
             logits: self.logits.address(),
-            head: self.inbox.address(),
-            rows: self.inbox.at(ROWS_AT),
+            head: table.address(),
+            rows: table.at(ROWS_AT),
             params: self.params.address(),
             counts: self.counts.address(),
             done: self.done.address(),

@@ -27,7 +27,8 @@ pub(super) struct TokenRow {
     pub media: u32,
     /// The row of [`TokenHead::handed`] that its hidden state goes to; [`NONE`]: none.
     pub hand: u32,
-    pub unused: u32,
+    /// Of a row that is sampled behind a pass: which row of the pass it is.
+    pub of: u32,
     /// The positions that the rotation takes.
     pub axes: [f32; 3],
     pub unused_too: u32,
@@ -44,7 +45,7 @@ impl TokenRow {
         flags: 0,
         media: NONE,
         hand: NONE,
-        unused: 0,
+        of: 0,
         axes: [0.0; 3],
         unused_too: 0,
     };

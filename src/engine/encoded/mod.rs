@@ -15,6 +15,7 @@ pub(super) use memory::{MediaMemory, MediaPermit};
 use super::journal::Feed;
 use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
 use omni_media::medium::MediaHash;
+use omni_model::embeddings::Embeddings;
 use omni_model::stage::EncodedPart;
 use omni_telemetry::clock;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
@@ -94,10 +95,11 @@ impl MediaStore {
         MediaStore { cache, parts }
     }
 
-    /// Keeps the parts whose embeddings are all there by now: `pieces` from the first one on, each of one part. A
-    /// request that ends before its media are encoded leaves what was.
+    /// Keeps the parts whose embeddings are all in the host's memory by now: `pieces` from the first one on, each of one
+    /// part. A request that ends before its media are encoded leaves what was.
     pub fn keep(&mut self, pieces: &[(u32, Part)]) {
-        let there: u32 = pieces.iter().map(|(units, _)| units).sum();
+        let here = |(_, part): &&(u32, Part)| !matches!(part, Part::Embeddings(Embeddings::Device(_)));
+        let there: u32 = pieces.iter().take_while(here).map(|(units, _)| units).sum();
         while let Some((key, rows)) = self.parts.pop_if(|(_, rows)| rows.end <= there) {
             let mut at = 0;
             let of_part = pieces.iter().filter(|(units, _)| {

@@ -6,10 +6,11 @@ use crate::journal::Edge;
 use omni_core::ids::{Attempt, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::Attribution;
+use omni_model::embeddings::Embeddings;
 use omni_stage::{RELEASED, StageFailure, StageReports};
-use omni_transfer::payload::{Kind, Payload};
+use omni_transfer::payload::{Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 impl Ledger {
     /// The sequence of a request cannot go on in a replica. Never waits.
@@ -111,10 +112,43 @@ impl PayloadSender for LedgerSink {
         match payload.header.kind {
             Kind::Tokens | Kind::Audio => self.0.deliver(payload),
             kind @ (Kind::Features | Kind::Media | Kind::Embeddings | Kind::Codes) => {
+                let request = payload.header.request;
                 let mut state = self.0.lock();
                 self.0.pass(&mut state, Edge::of(kind), payload);
+                let left = state.left_on_device(request).filter(|_| kind == Kind::Media);
+                drop(state);
+                if left.is_some() {
+                    tokio::spawn(bring_home(Arc::downgrade(&self.0), request));
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// Copies the embeddings of media that a request's encoder left on its device to the host: for a sequence that resumes
+/// and for conversations to come. The device's memory is free when the thinker has taken them, too.
+async fn bring_home(ledger: Weak<Ledger>, request: RequestId) {
+    let next = || ledger.upgrade().and_then(|ledger| ledger.lock().left_on_device(request));
+    while let Some((number, there)) = next() {
+        // What cannot be copied stays where it is: the device is about to fail, and the encoder makes it again.
+        let Ok(here) = there.fetched().await else { return };
+        let here = Part::Embeddings(here).detached();
+        let Some(ledger) = ledger.upgrade() else { return };
+        ledger.lock().brought_home(request, number, here);
+    }
+}
+
+impl State {
+    fn left_on_device(&self, request: RequestId) -> Option<(usize, Embeddings)> {
+        self.open.get(&request)?.journal.left_on_device()
+    }
+
+    fn brought_home(&mut self, request: RequestId, number: usize, here: Part) {
+        let Some(open) = self.open.get_mut(&request) else { return };
+        open.journal.brought_home(number, here);
+        if let Some(store) = &mut open.store {
+            store.keep(open.journal.embeddings_of_media());
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! A piece of an encoder's input.
 
 use omni_media::Medium;
+use omni_media::patches::Patches;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,9 +30,7 @@ impl Features {
             Features::Of { medium, sound: true, range } => {
                 range.len() * medium.sound().map_or(0, omni_media::spectrum::Spectrum::bands)
             }
-            Features::Of { medium, sound: false, range } => {
-                range.len() * medium.pictures().map_or(0, omni_media::patches::Patches::row)
-            }
+            Features::Of { medium, sound: false, range } => range.len() * medium.pictures().map_or(0, Patches::row),
         }
     }
 
@@ -43,6 +42,14 @@ impl Features {
     /// Size of the numbers.
     pub fn bytes(&self) -> usize {
         self.len() * size_of::<f32>()
+    }
+
+    /// The pictures that these are patches of, and which, where they are a handle.
+    pub fn patches(&self) -> Option<(&Patches, Range<usize>)> {
+        match self {
+            Features::Of { medium, sound: false, range } => Some((medium.pictures()?, range.clone())),
+            Features::Of { .. } | Features::Numbers(_) => None,
+        }
     }
 
     /// The numbers: `[bands, frames]` of sound, `[patches, row]` of pictures.

@@ -26,12 +26,12 @@ pub struct Walk {
 }
 
 /// What a unit is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Unit {
     /// A window of sound.
     Window {
         /// `[bins, frames]`.
-        features: Vec<f32>,
+        features: Features,
         /// Frames of it.
         frames: usize,
         /// Frames that its chunks are padded to.
@@ -40,7 +40,7 @@ pub enum Unit {
     /// The next patches of a slice.
     Patches {
         /// `[count, patch_width]`.
-        features: Vec<f32>,
+        features: Features,
         /// How many.
         count: usize,
         /// Rows and columns of the patches of the slice.
@@ -149,14 +149,13 @@ impl Walk {
         Ok(Some((unit, Over { part: over, all: self.part == self.schedule.parts().len() })))
     }
 
-    /// The numbers of the next piece of input.
-    fn features(&mut self, shape: [usize; 2]) -> Result<Vec<f32>, ModelError> {
+    /// The next piece of input, which has this many numbers.
+    fn features(&mut self, shape: [usize; 2]) -> Result<Features, ModelError> {
         let Some(features) = self.waiting.pop_front() else { return refused("the features of a part have not come") };
-        let numbers = features.numbers();
-        if numbers.len() != shape[0] * shape[1] {
-            return refused(format!("features have {} numbers: expected {shape:?}", numbers.len()));
+        if features.len() != shape[0] * shape[1] {
+            return refused(format!("features have {} numbers: expected {shape:?}", features.len()));
         }
-        Ok(numbers)
+        Ok(features)
     }
 }
 
@@ -201,7 +200,7 @@ mod tests {
                 assert!(over.part || !over.all);
             }
             assert_eq!((rows as u32, begun), (schedule.rows(), config.vision.as_ref().unwrap().depth), "{grain:?}");
-            assert_eq!(walk.next(&config, work).unwrap(), None, "behind the last unit");
+            assert!(walk.next(&config, work).unwrap().is_none(), "behind the last unit");
             let done = EncoderSpec { done: schedule.parts().len() as u32, ..spec };
             assert!(Walk::open(&config, Slot(3), &done).is_err_and(|error| error.to_string().contains("are done")));
         }

@@ -5,7 +5,7 @@
 //! The parts of a sequence do not see each other, so a sequence may begin at any of them, with the same bits.
 
 use crate::embeddings::Embeddings;
-use crate::encoder::{Unit, Walk};
+use crate::encoder::{Features, Unit, Walk};
 use crate::error::{not_open, refused};
 use crate::hf::ThinkerConfig;
 use crate::stage::{
@@ -124,7 +124,8 @@ impl EncoderStage {
 impl Sequence {
     /// Computes a unit. Returns the rows `[n, width]` that it emits.
     fn step(&mut self, unit: Unit, towers: &Towers) -> Result<Option<Tensor>, ModelError> {
-        let tensor = |numbers: Vec<f32>, rows: usize| {
+        let tensor = |features: Features, rows: usize| {
+            let numbers = features.numbers();
             let shape = (rows, numbers.len() / rows);
             Tensor::from_vec(numbers, shape, &Device::Cpu)
         };

@@ -3,7 +3,7 @@
 use super::Running;
 use super::thinker::Sequence;
 use crate::ModelError;
-use crate::embeddings::Embeddings;
+use crate::embeddings::{DeviceEmbeddings, Embeddings};
 use crate::error::refused;
 use crate::hf::ThinkerConfig;
 use crate::media::{MediaLayout, Positions};
@@ -16,12 +16,39 @@ use std::sync::Arc;
 /// The media of a sequence's prompt.
 pub struct PromptMedia {
     layout: Arc<MediaLayout>,
-    /// By position of the prompt, `[1, width]`, until a step takes it.
-    rows: BTreeMap<u32, Tensor>,
+    /// By position of the prompt, until a step takes it.
+    rows: BTreeMap<u32, MediaRow>,
     /// The positions that embeddings still have to arrive for, the next one last, with the width of each span.
     missing: Vec<(usize, Vec<u32>)>,
     /// Positions before this one take no embeddings any more.
     needed_from: u32,
+}
+
+/// The embedding of one position: `[1, width]`.
+#[derive(Clone, Debug)]
+pub enum MediaRow {
+    /// In the host's memory, of f32.
+    Here(Tensor),
+    /// Where the encoder left it.
+    There(DeviceEmbeddings),
+}
+
+impl MediaRow {
+    /// Its numbers.
+    pub fn width(&self) -> usize {
+        match self {
+            MediaRow::Here(row) => row.elem_count(),
+            MediaRow::There(row) => row.buffer().width(),
+        }
+    }
+
+    /// In the host's memory.
+    fn here(self) -> Result<Tensor> {
+        match self {
+            MediaRow::Here(row) => Ok(row),
+            MediaRow::There(_) => candle_core::bail!("the embedding of a medium is still on its device"),
+        }
+    }
 }
 
 impl PromptMedia {
@@ -52,11 +79,19 @@ impl PromptMedia {
                     "embeddings of media have shape [{count}, {width}]: expected [1..={left}, {wanted}]"
                 ));
             }
-            let rows = input.tensor()?;
+            let rows = match input {
+                Embeddings::Device(there) => Err(there),
+                here => Ok(here.tensor()?),
+            };
             for (row, at) in at.drain(at.len() - count..).rev().enumerate() {
-                if at >= self.needed_from {
-                    self.rows.insert(at, rows.narrow(0, row, 1)?);
+                if at < self.needed_from {
+                    continue;
                 }
+                let row = match &rows {
+                    Ok(here) => MediaRow::Here(here.narrow(0, row, 1)?),
+                    Err(there) => MediaRow::There(there.one(row)),
+                };
+                self.rows.insert(at, row);
             }
             self.missing.pop_if(|(_, at)| at.is_empty());
         }
@@ -88,8 +123,8 @@ impl PromptMedia {
         positions
     }
 
-    /// Takes the embedding `[1, width]` of a media position of the prompt; `None`: it has not arrived, or was taken.
-    pub fn take(&mut self, at: u32) -> Option<Tensor> {
+    /// Takes the embedding of a media position of the prompt; `None`: it has not arrived, or was taken.
+    pub fn take(&mut self, at: u32) -> Option<MediaRow> {
         self.rows.remove(&at)
     }
 
@@ -120,6 +155,7 @@ pub(super) fn scatter(x: &Tensor, running: &mut [Running<Sequence>]) -> Result<O
                 let Some(row) = media.take(at) else {
                     candle_core::bail!("the embedding of prompt position {at} is gone");
                 };
+                let row = row.here()?;
                 let place = start + (at - from) as usize;
                 x.slice_set(&row.narrow(1, 0, hidden)?.contiguous()?, 0, place)?;
                 if row.dim(1)? > hidden {
