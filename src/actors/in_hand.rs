@@ -210,6 +210,7 @@ mod tests {
             prefill_chunk: 1,
             prefill_least: 0,
             yields: false,
+            joins_prompts: false,
             run_ahead: 1,
             window: 8,
             max_step_units: None,

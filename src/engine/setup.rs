@@ -116,6 +116,7 @@ impl<'a> StageMaker<'a> {
                     (DeviceKind::Cuda, StageName::Thinker) => config.prefill_chunk(name, kind),
                     _ => 0,
                 },
+                joins_prompts: kind == DeviceKind::Cuda && matches!(name, StageName::Thinker | StageName::Talker),
                 yields: kind == DeviceKind::Cuda
                     && name == StageName::Thinker
                     && config.gpus(StageName::Talker).contains(&gpu),

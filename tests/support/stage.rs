@@ -136,6 +136,7 @@ pub fn scheduler() -> SchedulerConfig {
         prefill_chunk: 256,
         prefill_least: 0,
         yields: false,
+        joins_prompts: false,
         run_ahead: 2,
         window: 4096,
         max_step_units: None,

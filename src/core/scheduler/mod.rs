@@ -35,6 +35,9 @@ pub struct SchedulerConfig {
     /// Whether a thinker's sequence that has its first token waits until the talker has used that, because both compute on
     /// one device and the talker makes the first sound. Their steps side by side take each other's memory bandwidth.
     pub yields: bool,
+    /// Whether prompts wait while a step with some is out, unless they fill a step: on a device that reads all weights in
+    /// each step, those that come together should not go through it one after the other.
+    pub joins_prompts: bool,
     /// Steps launched and not returned, of the stage and of each sequence; 1 is the synchronous order.
     pub run_ahead: u32,
     /// Units a sequence may be ahead of what the next stage has taken over.
@@ -393,11 +396,26 @@ impl SchedulerCore {
             .unwrap_or(sequences)
     }
 
+    /// Whether prompts wait for others to join them.
+    fn is_joining(&self, runnable: &[(Priority, u64, RequestId)]) -> bool {
+        let has_prompts = |plan: &Plan| plan.sequences.iter().any(|sequence| sequence.prompt);
+        if !self.config.joins_prompts || !self.in_flight.iter().any(has_prompts) {
+            return false;
+        }
+        let chunk = self.config.prefill_chunk;
+        let prompts =
+            runnable.iter().filter_map(|(.., request)| self.sequences.get(request)).filter(|s| s.prefilling());
+        let ready =
+            prompts.filter_map(|sequence| sequence.next_advance(&self.config, chunk)).fold(0, u32::saturating_add);
+        ready < chunk
+    }
+
     /// The most urgent sequences that can run, or `None` if no sequence can.
     fn plan(&mut self, runnable: Vec<(Priority, u64, RequestId)>) -> Option<Plan> {
         let SchedulerConfig { prefill_chunk, max_batch, max_step_units, .. } = self.config;
         let one_is_due =
             self.waiting.is_empty() && runnable.first().is_some_and(|(priority, ..)| priority.urgency == Urgency::Due);
+        let joining = self.is_joining(&runnable);
         let (mut planned, mut prefill_left) = (Vec::new(), prefill_chunk);
         let mut bounds = StepBounds { most: max_step_units, units: 0, alike: None };
         for (priority, _, request) in runnable {
@@ -410,7 +428,7 @@ impl SchedulerCore {
             }
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
             let prefilling = sequence.prefilling();
-            if prefilling && prefill_left == 0 {
+            if prefilling && (joining || prefill_left == 0) {
                 continue;
             }
             let in_chunks = matches!(sequence.params.pace, Pace::Chunks(_));

@@ -12,6 +12,7 @@ fn config() -> SchedulerConfig {
         prefill_chunk: 64,
         prefill_least: 0,
         yields: false,
+        joins_prompts: false,
         run_ahead: 2,
         window: 100,
         max_step_units: None,
@@ -341,6 +342,31 @@ fn a_thinker_that_has_given_a_talker_its_first_token_waits_until_it_is_used() {
     let used = Event::Acked { request: RequestId(1), upto: 6 };
     assert_eq!(advances(&core.handle(used, Duration::ZERO)), [] as [u64; 0], "two steps are out");
     assert_eq!(advances(&core.handle(done(2, 2, 1), Duration::ZERO)), [1, 2]);
+}
+
+#[test]
+fn prompts_that_come_while_one_is_computed_go_together_or_at_once_where_they_fill_a_step() {
+    let joining = SchedulerConfig { joins_prompts: true, prefill_chunk: 10, ..config() };
+    let mut core = SchedulerCore::new(joining);
+    let told = |effects: &[Effect]| -> Vec<Vec<(u64, u32)>> {
+        let of = |plan: &Plan| plan.sequences.iter().map(|s| (s.request.0, s.advance)).collect();
+        launches(effects).iter().map(of).collect()
+    };
+    let admit = |core: &mut SchedulerCore, request, prompt| {
+        told(&core.handle(Event::Admit(RequestId(request), free(prompt), Start::default()), Duration::ZERO))
+    };
+    assert_eq!(admit(&mut core, 1, 4), [[(1, 4)], [(1, 1)]], "its next token needs nobody");
+    assert_eq!(admit(&mut core, 2, 4), [] as [Vec<_>; 0]);
+    let sequences = vec![SequenceDone { request: RequestId(1), emitted: 1, finished: false }];
+    let done = |step, sequences: &[SequenceDone]| {
+        Event::StepDone(StepDone { step: StepId(step), sequences: sequences.to_vec() })
+    };
+    assert_eq!(told(&core.handle(done(0, &sequences), Duration::ZERO)), [vec![(1, 1), (2, 4)]]);
+    assert_eq!(told(&core.handle(done(1, &sequences), Duration::ZERO)), [[(1, 1)],], "the step with a prompt is out");
+    assert_eq!(admit(&mut core, 3, 4), [] as [Vec<_>; 0]);
+    assert_eq!(admit(&mut core, 4, 7), [] as [Vec<_>; 0], "two steps are out");
+    let both = [sequences[0].clone(), SequenceDone { request: RequestId(2), ..sequences[0].clone() }];
+    assert_eq!(told(&core.handle(done(2, &both), Duration::ZERO)), [vec![(1, 1), (2, 1), (3, 4), (4, 6)]]);
 }
 
 #[test]

@@ -47,6 +47,7 @@ fn compare(stage: &Stage, count: usize, seed: u64) {
             prefill_chunk: dice.int(1, CHUNK),
             prefill_least: dice.int(0, CHUNK),
             yields: false,
+            joins_prompts: false,
             run_ahead: dice.int(2, RUN_AHEAD),
             window: dice.pick(&[2, 5, 4096]),
             ..scheduler()

@@ -315,11 +315,11 @@ proptest! {
 
     #[test]
     fn any_history_of_arrivals_late_stops_aborts_and_stalls_keeps_the_invariants(
-        moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, prefill_least in 0..9u32, yields: bool, run_ahead in 1..4u32,
+        moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, prefill_least in 0..9u32, yields: bool, joins_prompts: bool, run_ahead in 1..4u32,
         window in 1..9u32, max_step_units in proptest::option::of(1..9u32), gathers in 0..2u32, cap in proptest::option::of(0..500u64),
     ) {
         let playback = PlaybackPolicy { unit: Duration::from_millis(80), gathers: gathers * 4, lead_cap: cap.map(Duration::from_millis) };
-        let config = SchedulerConfig { slots, max_batch, prefill_chunk, prefill_least, yields, run_ahead, window, max_step_units, buckets: vec![2, 3], playback };
+        let config = SchedulerConfig { slots, max_batch, prefill_chunk, prefill_least, yields, joins_prompts, run_ahead, window, max_step_units, buckets: vec![2, 3], playback };
         let mut world = World::new(config);
         for step in moves {
             let ids: Vec<_> = (0..world.truth.len() as u64).map(RequestId).collect();
