@@ -1,4 +1,4 @@
-//! Every metric: its name, kind, labels and meaning. `docs/operations.md` repeats them; a test compares the two.
+//! Every metric: its name, kind, labels and meaning. `docs/operations.md` lists the series; a test compares the two.
 
 /// What kind of series a metric is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,7 +47,7 @@ macro_rules! catalogue {
             #[doc = $help]
             pub const $id: Metric = Metric { name: $name, kind: $kind, labels: &[$($label),*], help: $help };
         )*
-        /// All of them, in the order of `docs/operations.md`.
+        /// All of them.
         pub const ALL: &[Metric] = &[$($id),*];
     };
 }
