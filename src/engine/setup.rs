@@ -116,7 +116,8 @@ impl<'a> StageMaker<'a> {
                     (DeviceKind::Cuda, StageName::Thinker) => config.prefill_chunk(name, kind),
                     _ => 0,
                 },
-                joins_prompts: kind == DeviceKind::Cuda && matches!(name, StageName::Thinker | StageName::Talker),
+                // A talker's passes are short: its prompts would wait longer than they gain.
+                joins_prompts: kind == DeviceKind::Cuda && name == StageName::Thinker,
                 yields: kind == DeviceKind::Cuda
                     && name == StageName::Thinker
                     && config.gpus(StageName::Talker).contains(&gpu),

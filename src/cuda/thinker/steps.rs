@@ -144,14 +144,20 @@ fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(least), |size| Some(size * 2)).take_while(move |size| *size <= largest)
 }
 
-/// Prompt positions from which there is a graph between two powers of two: rows of padding cost what others do.
+/// Prompt positions from which there is one graph between two powers of two, and from which there are three: rows of
+/// padding cost what others do. A picture of 640 x 480 has 300 positions.
 const HALVED: usize = 128;
+const QUARTERED: usize = 256;
 
 /// Positions of the passes over prompts: the largest holds `most`.
 fn prompt_sizes(most: usize) -> impl Iterator<Item = usize> {
     let largest = most.max(LEAST_PROMPT).next_power_of_two();
-    let between = move |size: usize| (size >= HALVED && size < largest).then_some(size / 2 * 3);
-    sizes(LEAST_PROMPT, most).flat_map(move |size| std::iter::once(size).chain(between(size)))
+    let quarters = move |size: usize| match size {
+        QUARTERED.. if size < largest => [4, 5, 6, 7].as_slice(),
+        HALVED.. if size < largest => &[4, 6],
+        _ => &[4],
+    };
+    sizes(LEAST_PROMPT, most).flat_map(move |size| quarters(size).iter().map(move |quarter| size / 4 * quarter))
 }
 
 impl Steps {
@@ -422,6 +428,6 @@ mod tests {
     #[test]
     fn passes_over_long_prompts_have_sizes_between_powers_of_two() {
         assert!(prompt_sizes(16).eq([16]));
-        assert!(prompt_sizes(300).eq([16, 32, 64, 128, 192, 256, 384, 512]));
+        assert!(prompt_sizes(300).eq([16, 32, 64, 128, 192, 256, 320, 384, 448, 512]));
     }
 }

@@ -94,7 +94,7 @@ impl<'a> World<'a> {
                     max_batch: of.max_batch,
                     prefill_chunk: of.prefill_chunk,
                     prefill_least: if shape.arbiter { of.prefill_chunk / 2 } else { 0 },
-                    joins_prompts: shape.arbiter && name != StageName::Vocoder,
+                    joins_prompts: shape.arbiter && name == StageName::Thinker,
                     yields: shape.arbiter && name == StageName::Thinker,
                     run_ahead: of.run_ahead,
                     window: of.window,
