@@ -30,6 +30,11 @@ fn reasons(health: &EngineHealth, node: &str) -> Vec<String> {
     its.flat_map(|node| &node.stages).filter_map(|stage| stage.reason.clone()).collect()
 }
 
+/// A node that leaves is no stage that failed: an alert on restarts stays silent.
+fn nothing_failed(health: &EngineHealth) {
+    assert!(health.stages.iter().all(|stage| stage.restarts == 0), "{health:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_a_node_that_is_drained_go_on_in_another_until_it_is_put_back() {
     let cluster = Cluster::of(&omni());
@@ -48,6 +53,7 @@ async fn streams_of_a_node_that_is_drained_go_on_in_another_until_it_is_put_back
     let metrics = gateway.metrics().await;
     assert!(metrics.contains("omni_nodes 2\n") && metrics.contains("omni_node_sequences{node=\"second\""), "{metrics}");
     assert!(!metrics.contains("omni_node_sequences{node=\"first\""), "{metrics}");
+    nothing_failed(&health);
     for (stream, heard) in streams {
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("a request hangs");
         goes_on(&rest, heard, &truth, "drained");
@@ -63,6 +69,8 @@ async fn streams_of_a_node_that_is_drained_go_on_in_another_until_it_is_put_back
     for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
         assert!(answer.samples == truth.samples && answer.end == truth.end);
     }
+    // What was started again there was not because of a failure.
+    nothing_failed(&gateway.health());
     // Now the other one may leave.
     drain(&gateway, "second").await.unwrap();
     assert!(say(&gateway, frames(40, 5)).await.samples == truth.samples);
@@ -153,6 +161,7 @@ async fn streams_of_a_node_that_is_asked_to_end_go_on_in_another_with_the_same_s
         goes_on(&rest, heard, &truth, "terminated");
     }
     assert_eq!(first.exit_code(), Some(0));
+    nothing_failed(&gateway.health());
     idle(&gateway).await;
 }
 

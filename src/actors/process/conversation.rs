@@ -13,7 +13,9 @@ use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Queue, Rece
 use omni_transfer::payload::{Kind, Payload};
 use omni_transfer::transport::{Delivery, PayloadSender};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// What the links to a stage elsewhere lead to on this side.
 pub struct Ends {
@@ -33,8 +35,81 @@ pub struct Ends {
     pub recorder: Recorder,
 }
 
+/// What a supervisor is told of a link.
+pub(super) enum Said {
+    /// The other side says what is for the supervisor.
+    Heard(FromStage),
+    /// The link ended.
+    Gone(LinkError),
+    /// The task that listens panicked.
+    Deaf,
+}
+
+/// Both directions of a link, as they are when it is made.
+pub(super) struct Link {
+    /// What the other side hears first, where it needs that.
+    pub setup: Option<Setup>,
+    /// What waits for it.
+    pub queue: Queue<ToStage>,
+    /// To the other side.
+    pub to: FrameWriter,
+    /// From there.
+    pub from: FrameReader,
+}
+
+/// The tasks that speak and listen.
+pub(super) struct Conversation {
+    speaking: JoinHandle<()>,
+    listening: JoinHandle<()>,
+}
+
+impl Conversation {
+    /// Begins it. What comes back passes through `remote` and `in_hand`.
+    pub(super) fn begin(
+        link: Link,
+        ends: &Arc<Ends>,
+        remote: &Arc<RemoteStage>,
+        in_hand: &Arc<InHand>,
+        tell: impl Fn(Said) + Clone + Send + Sync + 'static,
+    ) -> Conversation {
+        let Link { setup, queue, mut to, from } = link;
+        let speaking = {
+            let ends = Arc::clone(ends);
+            tokio::spawn(async move {
+                if let Err(error) = speak_to(setup, queue, &mut to, &ends).await {
+                    // The other half of the link tells that it is gone.
+                    tracing::debug!(stage = %ends.stage, %error, "the link to a stage elsewhere ended");
+                }
+            })
+        };
+        let (ends, remote, in_hand) = (Arc::clone(ends), Arc::clone(remote), Arc::clone(in_hand));
+        let deaf = tell.clone();
+        let mut ear = Ear::new(move || deaf(Said::Deaf));
+        let listening = tokio::spawn(async move {
+            let Err(error) = listen_to(from, &ends, &remote, &in_hand, |word| tell(Said::Heard(word))).await;
+            ear.leaves();
+            tell(Said::Gone(error));
+        });
+        Conversation { speaking, listening }
+    }
+
+    /// Whether the other side has ended it within this time.
+    pub(super) async fn ends_within(&mut self, grace: Duration) -> bool {
+        tokio::time::timeout(grace, &mut self.listening).await.is_ok()
+    }
+
+    /// Ends it. A delivery that is under way comes before anything that a successor sends.
+    pub(super) async fn end(self) {
+        self.listening.abort();
+        if !self.listening.is_finished() {
+            let _ = self.listening.await;
+        }
+        self.speaking.abort();
+    }
+}
+
 /// Sends the setup, where the other side needs one, and then what waits, to the end of the link.
-pub(super) async fn speak_to(
+async fn speak_to(
     setup: Option<Setup>,
     queue: Queue<ToStage>,
     to: &mut FrameWriter,
@@ -49,7 +124,7 @@ pub(super) async fn speak_to(
 }
 
 /// Passes on what a child says, in its order, until the link ends.
-pub(super) async fn listen_to(
+async fn listen_to(
     mut from: FrameReader,
     parent: &Ends,
     remote: &RemoteStage,
@@ -134,18 +209,18 @@ fn deliver(payload: Payload, parent: &Ends, name: StageName) {
 
 /// What the task that listens holds. One that panics has met a payload that the ledger cannot take: what it listens to is
 /// replaced, and its requests go on.
-pub(super) struct Ear<D: Fn()> {
+struct Ear<D: Fn()> {
     deaf: D,
     left: bool,
 }
 
 impl<D: Fn()> Ear<D> {
     /// `deaf` is called if the task ends without [`Ear::leaves`].
-    pub(super) fn new(deaf: D) -> Ear<D> {
+    fn new(deaf: D) -> Ear<D> {
         Ear { deaf, left: false }
     }
 
-    pub(super) fn leaves(&mut self) {
+    fn leaves(&mut self) {
         self.left = true;
     }
 }

@@ -4,7 +4,7 @@
 //! It does for a node what the [ProcessSupervisor](super::supervisor) does for a child, over the same messages. What it
 //! cannot do is end it: a link that it closes is one that no frame comes out of any more, whatever the node still sends.
 
-use super::conversation::{Ear, Ends, listen_to, speak_to};
+use super::conversation::{Conversation, Ends, Link, Said};
 use super::message::FromStage;
 use super::remote::{OnNode, RemoteStage};
 use crate::in_hand::InHand;
@@ -15,7 +15,7 @@ use omni_core::ids::{Generation, Replica};
 use omni_core::nodes::{DrainError, NodeStatus};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
 use omni_telemetry::{LinkMetrics, LinkTraffic, SupervisionMetrics};
-use omni_transfer::link::{FrameReader, FrameWriter, LinkError, Sink, Source, outbox};
+use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,6 +55,8 @@ pub struct NodeLink {
 pub trait NodeSeat: Send {
     /// Why the link ended, if it did by itself.
     fn reason(&self) -> Option<String>;
+    /// Whether it ended because the node leaves on purpose: that is no failure.
+    fn leaves(&self) -> bool;
     /// The node is not to be used for this stage again before it has joined anew.
     fn bar(&self, reason: String);
     /// Whether the stage takes sequences there.
@@ -76,7 +78,7 @@ pub struct NodeSetup {
     /// Whether what is decoded stays in its frame.
     pub zero_copy: bool,
     /// What the link leads to.
-    pub ends: Ends,
+    pub ends: Arc<Ends>,
 }
 
 /// Starts the supervisor. The replica's state shows in `handle`.
@@ -95,11 +97,7 @@ pub fn start_on_nodes(setup: NodeSetup, handle: Arc<StageHandle>) -> BoxFuture<'
 enum Message {
     Search,
     Joined(NodeLink),
-    Heard(u64, FromStage),
-    /// The link ended.
-    Gone(u64, LinkError),
-    /// The task that listens panicked.
-    Deaf(u64),
+    Said(u64, Said),
     Watch,
 }
 
@@ -113,8 +111,7 @@ struct Running {
     remote: Arc<RemoteStage>,
     seat: Box<dyn NodeSeat>,
     policy: RestartPolicy,
-    listening: JoinHandle<()>,
-    speaking: JoinHandle<()>,
+    conversation: Conversation,
 }
 
 struct SupervisorState {
@@ -168,19 +165,21 @@ impl Actor for NodeSupervisor {
         match message {
             Message::Search => state.search(&myself),
             Message::Joined(link) => state.begin(&myself, link),
-            Message::Heard(number, word) if state.is_current(number) => state.heard(&myself, word).await,
-            Message::Gone(number, error) if state.is_current(number) => {
-                let known = state.current.as_ref().and_then(|running| running.seat.reason());
-                let reason = known.unwrap_or_else(|| error.to_string());
-                state.replace(&myself, StageFailure::new(reason, InHands::nothing())).await;
+            Message::Said(number, _) if !state.is_current(number) => {}
+            Message::Said(_, Said::Heard(word)) => state.heard(&myself, word).await,
+            Message::Said(_, Said::Gone(error)) => {
+                let seat = state.current.as_ref().map(|running| &running.seat);
+                let leaves = seat.is_some_and(|seat| seat.leaves());
+                let reason = seat.and_then(|seat| seat.reason()).unwrap_or_else(|| error.to_string());
+                let failure = StageFailure::new(reason, InHands::nothing());
+                if leaves { state.let_go(&myself, failure).await } else { state.replace(&myself, failure).await }
             }
-            Message::Deaf(number) if state.is_current(number) => {
+            Message::Said(_, Said::Deaf) => {
                 let in_hands = state.current.as_ref().map(|running| running.in_hand.of_parent());
                 let reason = "what it sent could not be taken".to_owned();
                 let failure = StageFailure::new(reason, in_hands.unwrap_or_else(InHands::nothing));
                 state.replace(&myself, failure).await;
             }
-            Message::Heard(..) | Message::Gone(..) | Message::Deaf(..) => {}
             Message::Watch => {
                 if let Some(failure) = state.silence() {
                     state.replace(&myself, failure).await;
@@ -194,7 +193,7 @@ impl Actor for NodeSupervisor {
         if let Some(running) = &mut state.current {
             running.remote.set_open(false);
             running.remote.stop();
-            let _ = tokio::time::timeout(STOP_GRACE, &mut running.listening).await;
+            running.conversation.ends_within(STOP_GRACE).await;
         }
         state.take_down().await;
         Ok(())
@@ -216,43 +215,22 @@ impl SupervisorState {
         }));
     }
 
-    fn begin(&mut self, myself: &ActorRef<Message>, link: NodeLink) {
-        let NodeLink { node, down, up, seat } = link;
+    fn begin(&mut self, myself: &ActorRef<Message>, found: NodeLink) {
+        let NodeLink { node, down, up, seat } = found;
         self.links += 1;
         let number = self.links;
         let (sent, received) = LinkMetrics::pair(self.handle.name());
         let traffic = [LinkTraffic::new(), LinkTraffic::new()];
         let (sent, received) = (sent.and(&traffic[0]), received.and(&traffic[1]));
-        let mut speak = FrameWriter::new(down, Some(sent)).announcing();
-        let listen = FrameReader::new(up, Some(received), self.setup.zero_copy);
+        let to = FrameWriter::new(down, Some(sent)).announcing();
+        let from = FrameReader::new(up, Some(received), self.setup.zero_copy);
         let (out, queue) = outbox(self.setup.ends.capacity);
         let remote = RemoteStage::on_node(OnNode { name: node.clone(), traffic }, out);
         let in_hand = Arc::new(InHand::new(1, None));
-        let speaking = {
-            let setup = Arc::clone(&self.setup);
-            tokio::spawn(async move {
-                if let Err(error) = speak_to(None, queue, &mut speak, &setup.ends).await {
-                    // The other half of the link tells that it is gone.
-                    tracing::debug!(stage = %setup.place.stage, %error, "the link to a node ended");
-                }
-            })
-        };
-        let listening = {
-            let (setup, remote, in_hand) = (Arc::clone(&self.setup), Arc::clone(&remote), Arc::clone(&in_hand));
-            let myself = myself.clone();
-            let mut ear = Ear::new({
-                let myself = myself.clone();
-                move || _ = myself.cast(Message::Deaf(number))
-            });
-            tokio::spawn(async move {
-                let Err(error) = listen_to(listen, &setup.ends, &remote, &in_hand, |word| {
-                    let _ = myself.cast(Message::Heard(number, word));
-                })
-                .await;
-                ear.leaves();
-                let _ = myself.cast(Message::Gone(number, error));
-            })
-        };
+        let supervisor = myself.clone();
+        let tell = move |said| _ = supervisor.cast(Message::Said(number, said));
+        let link = Link { setup: None, queue, to, from };
+        let conversation = Conversation::begin(link, &self.setup.ends, &remote, &in_hand, tell);
         let before = self.handle.status().borrow().generation;
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
@@ -260,7 +238,7 @@ impl SupervisorState {
         self.watchdog.begin();
         let policy = RestartPolicy::new(self.setup.restart);
         let begun = Instant::now();
-        self.current = Some(Running { number, begun, node, in_hand, remote, seat, policy, listening, speaking });
+        self.current = Some(Running { number, begun, node, in_hand, remote, seat, policy, conversation });
     }
 
     async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
@@ -313,14 +291,20 @@ impl SupervisorState {
         });
     }
 
-    /// Closes the replica to new sequences first and reports the loss of those that it had second.
+    /// The stage failed, with what it had.
     fn failed(&mut self, generation: Generation, failure: &StageFailure) -> omni_core::suspects::Attribution {
         self.failed_at.get_or_insert_with(Instant::now);
-        let mut node = None;
+        let attribution = self.lost(generation, failure);
+        let (node, reason) = (self.current.as_ref().map(|running| &running.node), &failure.reason);
+        tracing::error!(stage = %self.handle.name(), replica = self.handle.replica(), node, reason, "stage failed on a node");
+        attribution
+    }
+
+    /// Closes the replica to new sequences first and reports the loss of those that it had second.
+    fn lost(&mut self, generation: Generation, failure: &StageFailure) -> omni_core::suspects::Attribution {
         if let Some(running) = &self.current {
             running.remote.set_open(false);
             running.seat.runs(false);
-            node = Some(running.node.clone());
         }
         let attribution = self.setup.ends.reports.stage_down(self.handle.name(), failure);
         self.down = self.down.max(generation);
@@ -330,7 +314,6 @@ impl SupervisorState {
             status.state = StageState::Restarting;
             status.last_reason = Some(reason.clone());
         });
-        tracing::error!(stage = %self.handle.name(), replica = self.handle.replica(), node, reason, "stage failed on a node");
         attribution
     }
 
@@ -356,6 +339,20 @@ impl SupervisorState {
         self.search_again(myself).await;
     }
 
+    /// The node leaves. What it had is admitted elsewhere at once, and nothing has failed.
+    async fn let_go(&mut self, myself: &ActorRef<Message>, leaving: StageFailure) {
+        let generation = self.handle.status().borrow().generation;
+        if self.handle.status().borrow().state == StageState::Running {
+            let _ = self.lost(generation, &leaving);
+        } else {
+            self.handle.update(|status| status.last_reason = Some(leaving.reason.clone()));
+        }
+        self.down = self.down.max(generation);
+        let node = self.current.as_ref().map(|running| &running.node);
+        tracing::info!(stage = %self.handle.name(), replica = self.handle.replica(), node, reason = leaving.reason, "a node leaves");
+        self.search_again(myself).await;
+    }
+
     async fn search_again(&mut self, myself: &ActorRef<Message>) {
         self.take_down().await;
         self.search(myself);
@@ -366,15 +363,10 @@ impl SupervisorState {
         if let Some(searching) = self.searching.take() {
             searching.abort();
         }
-        let Some(mut running) = self.current.take() else { return };
+        let Some(running) = self.current.take() else { return };
         running.remote.set_open(false);
         self.handle.set_remote(None);
-        running.listening.abort();
-        // A delivery that is under way comes before anything that the successor sends.
-        if !running.listening.is_finished() {
-            let _ = (&mut running.listening).await;
-        }
-        running.speaking.abort();
+        running.conversation.end().await;
         tracing::info!(stage = %self.handle.name(), replica = self.handle.replica(), node = running.node, "the link to a node is closed");
     }
 }

@@ -4,7 +4,7 @@
 //! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::supervisor) there; a
 //! child that this does not mend, or that dies, is replaced here. One policy counts both.
 
-use super::conversation::{Ear, Ends, listen_to, speak_to, tell_what_breaks, tell_who_listens};
+use super::conversation::{Conversation, Ends, Link, Said, tell_what_breaks, tell_who_listens};
 use super::message::{FromStage, Setup};
 use super::remote::RemoteStage;
 use super::scarcity;
@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
 use omni_telemetry::{LinkMetrics, SupervisionMetrics};
-use omni_transfer::link::{FrameReader, FrameWriter, LinkError, outbox};
+use omni_transfer::link::{FrameReader, FrameWriter, outbox};
 use omni_transfer::shm::ring;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::io;
@@ -50,7 +50,7 @@ pub struct ProcessSetup {
     /// Where starts are counted.
     pub metrics: SupervisionMetrics,
     /// What the link leads to.
-    pub ends: Ends,
+    pub ends: Arc<Ends>,
 }
 
 /// Starts a stage in a process. Its state shows in `handle`.
@@ -68,11 +68,7 @@ pub fn start(setup: ProcessSetup, handle: Arc<StageHandle>) -> BoxFuture<'static
 /// What the supervisor is told. Messages of a child that is gone have another number than the current one.
 enum Message {
     Start,
-    Heard(u64, FromStage),
-    /// The link of a child ended.
-    Gone(u64, LinkError),
-    /// The task that listens to a child panicked.
-    Deaf(u64),
+    Said(u64, Said),
     Watch,
 }
 
@@ -87,8 +83,7 @@ struct Running {
     process: Process,
     /// Of the child.
     waits: Waits,
-    listening: JoinHandle<()>,
-    speaking: JoinHandle<()>,
+    conversation: Conversation,
     tracing: JoinHandle<()>,
     drilling: JoinHandle<()>,
 }
@@ -163,8 +158,9 @@ impl Actor for ProcessSupervisor {
                     state.replace(&myself, StageFailure::new(reason, InHands::nothing())).await;
                 }
             },
-            Message::Heard(number, word) if state.is_current(number) => state.heard(&myself, word).await,
-            Message::Gone(number, error) if state.is_current(number) => {
+            Message::Said(number, _) if !state.is_current(number) => {}
+            Message::Said(_, Said::Heard(word)) => state.heard(&myself, word).await,
+            Message::Said(_, Said::Gone(error)) => {
                 let how = match &mut state.current {
                     Some(running) => tokio::time::timeout(REASON_PATIENCE, running.process.reap()).await.ok(),
                     None => None,
@@ -173,13 +169,12 @@ impl Actor for ProcessSupervisor {
                 let reason = how.unwrap_or_else(|| error.to_string());
                 state.replace(&myself, StageFailure::new(reason, in_hands)).await;
             }
-            Message::Deaf(number) if state.is_current(number) => {
+            Message::Said(_, Said::Deaf) => {
                 let in_hands = state.current.as_ref().map(|running| running.in_hand.of_parent());
                 let reason = "what its process sent could not be taken".to_owned();
                 let failure = StageFailure::new(reason, in_hands.unwrap_or_else(InHands::nothing));
                 state.replace(&myself, failure).await;
             }
-            Message::Heard(..) | Message::Gone(..) | Message::Deaf(..) => {}
             Message::Watch => {
                 if let Some(failure) = state.silence() {
                     state.replace(&myself, failure).await;
@@ -193,7 +188,7 @@ impl Actor for ProcessSupervisor {
         if let Some(running) = &mut state.current {
             running.remote.set_open(false);
             running.remote.stop();
-            if tokio::time::timeout(STOP_GRACE, &mut running.listening).await.is_ok() {
+            if running.conversation.ends_within(STOP_GRACE).await {
                 running.process.reap().await;
             } else {
                 tracing::error!(stage = %state.handle.name(), "the stage's process does not stop and is ended");
@@ -272,8 +267,8 @@ impl SupervisorState {
         }
         let process = Process::spawn(command, self.handle.name()).await?;
         let (sent, received) = LinkMetrics::pair(self.handle.name());
-        let mut speak = FrameWriter::new(down, Some(sent)).announcing();
-        let listen = FrameReader::new(up, Some(received), transfer.zero_copy);
+        let to = FrameWriter::new(down, Some(sent)).announcing();
+        let from = FrameReader::new(up, Some(received), transfer.zero_copy);
         let (out, queue) = outbox(self.setup.ends.capacity);
         let remote = RemoteStage::new(process.pid, out);
         // First the changes are watched, then the plan is looked at: none is missed.
@@ -281,31 +276,10 @@ impl SupervisorState {
         let faults = self.setup.ends.faults.state();
         let mut setup = Setup { generation: before, faults, parent: std::process::id(), ..self.setup.setup.clone() };
         setup.config.supervision.watchdog = self.inside.now();
-        let speaking = {
-            let (parent, name) = (Arc::clone(&self.setup), self.handle.name());
-            tokio::spawn(async move {
-                if let Err(error) = speak_to(Some(setup), queue, &mut speak, &parent.ends).await {
-                    // The other half of the link tells that it is gone.
-                    tracing::debug!(stage = %name, %error, "the link to the stage's process ended");
-                }
-            })
-        };
-        let listening = {
-            let (parent, remote, in_hand) = (Arc::clone(&self.setup), Arc::clone(&remote), Arc::clone(&in_hand));
-            let myself = myself.clone();
-            let mut ear = Ear::new({
-                let myself = myself.clone();
-                move || _ = myself.cast(Message::Deaf(number))
-            });
-            tokio::spawn(async move {
-                let Err(error) = listen_to(listen, &parent.ends, &remote, &in_hand, |word| {
-                    let _ = myself.cast(Message::Heard(number, word));
-                })
-                .await;
-                ear.leaves();
-                let _ = myself.cast(Message::Gone(number, error));
-            })
-        };
+        let supervisor = myself.clone();
+        let tell = move |said| _ = supervisor.cast(Message::Said(number, said));
+        let link = Link { setup: Some(setup), queue, to, from };
+        let conversation = Conversation::begin(link, &self.setup.ends, &remote, &in_hand, tell);
         let tracing = tokio::spawn(tell_who_listens(self.setup.ends.recorder.clone(), Arc::clone(&remote)));
         let drilling = tokio::spawn(tell_what_breaks(self.setup.ends.faults.clone(), changes, Arc::clone(&remote)));
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
@@ -315,7 +289,7 @@ impl SupervisorState {
         self.watchdog.begin();
         let (begun, waits) = (Instant::now(), Waits::of(process.pid));
         self.current =
-            Some(Running { number, begun, in_hand, remote, process, waits, listening, speaking, tracing, drilling });
+            Some(Running { number, begun, in_hand, remote, process, waits, conversation, tracing, drilling });
         Ok(())
     }
 
@@ -419,12 +393,7 @@ impl SupervisorState {
         let Some(mut running) = self.current.take() else { return };
         running.remote.set_open(false);
         self.handle.set_remote(None);
-        running.listening.abort();
-        // A delivery that is under way comes before anything that the successor sends.
-        if !running.listening.is_finished() {
-            let _ = running.listening.await;
-        }
-        running.speaking.abort();
+        running.conversation.end().await;
         running.tracing.abort();
         running.drilling.abort();
         let how = running.process.kill().await;

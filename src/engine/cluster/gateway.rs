@@ -1,6 +1,6 @@
 //! The gateway's side: which nodes have joined, and a link to one for each replica that looks for one.
 
-use super::terms::{decoded, encoded, name, settings, terms, unusable};
+use super::terms::{decoded, encoded, leaves, name, settings, terms, unusable};
 use crate::StartError;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -248,6 +248,10 @@ struct Seat {
 impl NodeSeat for Seat {
     fn reason(&self) -> Option<String> {
         self.line.as_ref().and_then(Line::reason)
+    }
+
+    fn leaves(&self) -> bool {
+        self.reason().is_some_and(|reason| leaves(&reason))
     }
 
     fn bar(&self, reason: String) {

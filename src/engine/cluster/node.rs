@@ -1,7 +1,7 @@
 //! The node's side: the stages of its config, once for each gateway that uses it.
 
 use super::NodeError;
-use super::terms::{arithmetic, decoded, encoded, name, settings, terms, unusable};
+use super::terms::{DRAINED, ENDS, arithmetic, decoded, encoded, name, settings, terms, unusable};
 use crate::process::ChildError;
 use crate::process::seat::Seat;
 use crate::setup::{StageMaker, edge_capacity};
@@ -18,14 +18,11 @@ use omni_stage::process::message::FromStage;
 use omni_stage::{StageState, StageStatus};
 use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio_util::sync::CancellationToken;
 
 /// How long what a stage has still to say may take to leave.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Why a node that is drained opens no link, and why its links end.
-const DRAINED: &str = "the node is drained; `omni-actors drain NODE --undo` puts it back";
 
 /// The end of a link: of which gateway, for which stage, and how.
 type Ended = (String, StageName, Result<(), ChildError>);
@@ -63,6 +60,7 @@ pub(super) async fn serve(
         shares: Shares::new(config.cluster.gateways),
         links: JoinSet::new(),
         drained: false,
+        ends: Ends::default(),
     };
     let how = settings(&config.cluster);
     let stages = stages.iter().map(|stage| stage.as_str()).collect::<Vec<_>>().join(", ");
@@ -76,6 +74,9 @@ pub(super) async fn serve(
                 () = &mut stopped => None,
                 ended = host.attends(&node) => Some(ended?),
             };
+            if ended.is_none() {
+                host.says_that_it_ends(&node).await;
+            }
             // Gateways see that it leaves, and go on elsewhere.
             node.leave().await;
             host.loses_links().await;
@@ -108,7 +109,12 @@ struct Host<'a> {
     shares: Shares,
     links: JoinSet<Ended>,
     drained: bool,
+    /// Of the links that are open; those that are opened behind a drain have another one.
+    ends: Ends,
 }
+
+/// Ends links, and says why.
+type Ends = watch::Sender<Option<&'static str>>;
 
 impl Host<'_> {
     /// Does what gateways ask for, until a stage is given up or no gateway is seen.
@@ -130,7 +136,10 @@ impl Host<'_> {
                     Question::Open => self.opens(&service, asked).await,
                 },
                 Some((asked, decision)) = asking.next() => match decision {
-                    Decision::Leave => service.end(asked, self.links.len()),
+                    Decision::Leave => {
+                        std::mem::take(&mut self.ends).send_replace(Some(DRAINED));
+                        service.end(asked, self.links.len());
+                    }
                     Decision::Back => {
                         service.begin();
                         asked.confirm();
@@ -151,7 +160,7 @@ impl Host<'_> {
         match service.granted(&asked, &self.terms, self.stages, &mut self.shares) {
             Err(reason) => asked.refuse(&reason),
             Ok(ask) => match asked.accept().await {
-                Ok(duplex) => _ = self.links.spawn(run(self.maker, gateway, ask, duplex, service.ends.clone())),
+                Ok(duplex) => _ = self.links.spawn(run(self.maker, gateway, ask, duplex, self.ends.subscribe())),
                 Err(error) => {
                     tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
                     self.shares.give_back(&gateway, ask.stage);
@@ -171,6 +180,22 @@ impl Host<'_> {
             Err(error) => tracing::warn!(gateway, %stage, %error, "the link to a gateway ended"),
         }
         Ok(())
+    }
+
+    /// Ends the links, so that gateways do not take this node for one that has failed.
+    async fn says_that_it_ends(&mut self, node: &Node) {
+        self.ends.send_replace(Some(ENDS));
+        let links = &mut self.links;
+        let ended = async {
+            while !links.is_empty() {
+                tokio::select! {
+                    _ = links.join_next() => {}
+                    asked = node.asked() => asked.refuse(ENDS),
+                }
+            }
+        };
+        // A stage that does not end has no more to say: its gateway hears it from the session.
+        let _ = tokio::time::timeout(LAST_WORDS, ended).await;
     }
 
     /// The session is closed, and with it all links are.
@@ -246,18 +271,15 @@ async fn decide(node: &Node, DrainOrder { undo, force, with }: DrainOrder) -> De
 #[derive(Default)]
 struct InService<'a> {
     drained: bool,
-    /// Cancelled when all links are to end; those that are opened later have another one.
-    ends: CancellationToken,
     /// Those that asked for it, until no link is left.
     waiting: Vec<Asked<'a>>,
 }
 
 impl<'a> InService<'a> {
-    /// Ends all links and opens none. `asked` has its answer when none is left.
+    /// All links end, and none is opened. `asked` has its answer when none is left.
     fn end(&mut self, asked: Asked<'a>, links: usize) {
         tracing::info!(links, "the node is drained");
         self.drained = true;
-        std::mem::take(&mut self.ends).cancel();
         self.waiting.push(asked);
         self.ended(links);
     }
@@ -309,7 +331,7 @@ fn run(
     gateway: String,
     ask: Ask,
     duplex: Duplex,
-    ends: CancellationToken,
+    mut ends: watch::Receiver<Option<&'static str>>,
 ) -> BoxFuture<'static, Ended> {
     let Duplex { send, receive, line } = duplex;
     let Ask { stage, replica, last, .. } = ask;
@@ -329,9 +351,9 @@ fn run(
     Box::pin(async move {
         let outcome = tokio::select! {
             outcome = &mut serving => outcome,
-            () = ends.cancelled() => {
+            reason = told_to_end(&mut ends) => {
                 // The gateway takes what it had elsewhere at once; then the stage sees that its link has ended.
-                line.end(DRAINED);
+                line.end(reason);
                 serving.await
             }
         };
@@ -349,4 +371,13 @@ fn run(
         drop(line);
         (gateway, stage, outcome)
     })
+}
+
+/// Waits until a link is to end: why.
+async fn told_to_end(ends: &mut watch::Receiver<Option<&'static str>>) -> &'static str {
+    match ends.wait_for(Option::is_some).await.map(|reason| *reason) {
+        Ok(Some(reason)) => reason,
+        // The node ends the link with its session.
+        Ok(None) | Err(_) => std::future::pending().await,
+    }
 }

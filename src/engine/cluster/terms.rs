@@ -9,6 +9,16 @@ use omni_core::nodes::{PROTOCOL, Terms};
 use omni_model::checkpoint::Checkpoint;
 use omni_transfer::link::{append, take};
 
+/// Why a node that is drained opens no link, and why its links end.
+pub(super) const DRAINED: &str = "the node is drained; `omni-actors drain NODE --undo` puts it back";
+/// Why the links of a node end that was asked to end.
+pub(super) const ENDS: &str = "the node ends";
+
+/// Whether a link ended because its node leaves on purpose, by what this side knows of its end.
+pub(super) fn leaves(reason: &str) -> bool {
+    reason.ends_with(DRAINED) || reason.ends_with(ENDS)
+}
+
 /// Where to meet, as the config says.
 pub(super) fn settings(config: &ClusterConfig) -> Settings {
     let tls = |tls: &ClusterTls| Tls { ca: tls.ca.clone(), certificate: tls.certificate.clone(), key: tls.key.clone() };

@@ -125,7 +125,10 @@ async fn run(
 }
 
 /// Has the kernel end this process when the parent's thread that started it ends.
-fn die_with(parent: u32) -> Result<(), ChildError> {
+///
+/// # Errors
+/// The kernel does not, or this process was started by another one.
+pub fn die_with(parent: u32) -> Result<(), ChildError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(io::Error::from)?;
     // The parent may have died before that.
     if std::os::unix::process::parent_id() == parent { Ok(()) } else { Err(ChildError::NoParent) }

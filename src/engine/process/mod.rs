@@ -3,7 +3,7 @@
 mod child;
 pub(super) mod seat;
 
-pub use child::{ChildError, serve};
+pub use child::{ChildError, die_with, serve};
 pub use omni_transfer::shm::inherited;
 
 use super::StartError;
@@ -40,7 +40,7 @@ pub(super) fn setup(
     handle: &StageHandle,
     checkpoint: &Checkpoint,
     config: &Config,
-    ends: Ends,
+    ends: Arc<Ends>,
 ) -> Result<ProcessSetup, StartError> {
     let Some(binary) = BINARY.get() else {
         let reason = "\"process\" needs the omni-actors program; a program that links the library tells where it is with \
@@ -73,9 +73,9 @@ pub(super) fn ends(
     outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
     acks: Arc<dyn AckSink>,
     reports: Arc<dyn StageReports>,
-) -> Ends {
+) -> Arc<Ends> {
     // The text of a client, the window of the stage before: whichever is more.
     let capacity = StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default();
     let (faults, recorder) = (maker.faults.clone(), maker.recorder.clone());
-    Ends { stage, capacity, outbound, acks, reports, faults, recorder }
+    Arc::new(Ends { stage, capacity, outbound, acks, reports, faults, recorder })
 }
