@@ -41,6 +41,9 @@ use std::process::ExitCode;
 `omni-actors COMMAND --help` has examples."
 )]
 struct Cli {
+    /// The process with which this one ends, if that has started it: `chaos --cluster` leaves none behind
+    #[arg(long, value_name = "PID", hide = true)]
+    parent: Option<u32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -68,8 +71,11 @@ enum Command {
 
 /// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
 pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
-    let command = Cli::parse().command;
+    let Cli { parent, command } = Cli::parse();
     let _last = LastLines;
+    if let Some(Err(error)) = parent.map(process::die_with) {
+        return exit::report(&error.into());
+    }
     // The file may be replaced while this runs; this name stays the program that runs.
     process::set_binary("/proc/self/exe");
     let outcome = match command {

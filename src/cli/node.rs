@@ -27,6 +27,9 @@ pub struct NodeArgs {
     /// Where a gateway listens, instead of cluster.join of the config
     #[arg(long, value_name = "HOST:PORT")]
     join: Vec<String>,
+    /// File with `[[faults]]` rules, in addition to the config's
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
     /// Override one key of the config, such as cluster.gateways=2
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<Override>,
@@ -39,7 +42,8 @@ pub async fn execute(args: NodeArgs, embedded: Option<EmbeddedFiles>) -> anyhow:
     let join = format!("cluster.join=[{}]", args.join.iter().map(quoted).collect::<Vec<_>>().join(", "));
     let join = join.parse::<Override>().map_err(anyhow::Error::msg)?;
     let overrides: Vec<_> = args.set.into_iter().chain((!args.join.is_empty()).then_some(join)).collect();
-    let config = model::read(args.config.as_deref(), &overrides)?;
+    let mut config = model::read(args.config.as_deref(), &overrides)?;
+    model::add_faults(&mut config, args.faults.as_deref())?;
     limits::open_files(&config)?;
     give_large_blocks_back();
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;

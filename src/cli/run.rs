@@ -62,11 +62,7 @@ impl RunArgs {
         let listen = self.listen.map(|listen| Override::text("server.listen", listen.to_string()));
         let overrides: Vec<_> = self.set.iter().cloned().chain(listen).collect();
         let mut config = model::read(self.config.as_deref(), &overrides)?;
-        if let Some(path) = &self.faults {
-            let file = config::load_faults(path)?;
-            config.faults.extend(file.rules);
-            config.drill.seed = file.seed.unwrap_or(config.drill.seed);
-        }
+        model::add_faults(&mut config, self.faults.as_deref())?;
         Ok(config)
     }
 }

@@ -11,6 +11,7 @@
 //! | [`cluster`] | takes nodes out of service, and shows them |
 //! | [`model`] | the config and the checkpoint that a command works with |
 //! | [`local`] | an engine, or a whole server, inside this process |
+//! | `network` | with the feature `cluster`: a network of this machine that can be broken, for drills and tests |
 //! | `realtime` | a session of `WS /v1/realtime` as its client has it |
 //! | [`exit`], [`signals`] | exit codes; Ctrl-C and SIGTERM |
 //!
@@ -25,6 +26,8 @@ pub mod cluster;
 pub mod exit;
 pub mod local;
 pub mod model;
+#[cfg(feature = "cluster")]
+pub mod network;
 mod realtime;
 pub mod signals;
 pub mod simulate;

@@ -45,6 +45,18 @@ pub fn read(path: Option<&Path>, overrides: &[Override]) -> Result<Config, Confi
     }
 }
 
+/// Adds the rules of a file with `[[faults]]`, if there is one; its seed wins.
+///
+/// # Errors
+/// What is wrong in the file.
+pub fn add_faults(config: &mut Config, file: Option<&Path>) -> Result<(), ConfigError> {
+    let Some(path) = file else { return Ok(()) };
+    let file = config::load_faults(path)?;
+    config.faults.extend(file.rules);
+    config.drill.seed = file.seed.unwrap_or(config.drill.seed);
+    Ok(())
+}
+
 fn problem(key: &str, value: String, message: String) -> ConfigError {
     ConfigError::Problems(vec![Problem { line: None, key: key.to_owned(), value: Some(value), message }])
 }

@@ -149,6 +149,38 @@ fn requests_that_bring_a_stage_down_each_time_are_ended_and_all_others_are_heard
     }
 }
 
+/// A small cluster, each of whose faults strikes once but the long ones.
+#[cfg(feature = "cluster")]
+#[test]
+fn hosts_that_die_and_networks_that_break_change_no_stream() {
+    let omni = Omni::new();
+    let (texts, report) = (omni.file("texts.txt", TEXTS), omni.path("report.json"));
+    let checkpoint = "model.checkpoint=tests/fixtures/qwen3_tts/custom_voice";
+    let omni = omni
+        .args(["chaos", "--cluster", "2", "--set", checkpoint, "--set", "device.kind=cpu", "--texts", &texts])
+        .more(&["--set", "cluster.silence=500ms", "--frames", "60", "--streams", "6", "--report", &report])
+        // What all kinds but the long ones take, and the rest between them.
+        .more(&["--every", "100ms", "--duration", "12750ms", "--hang-after", "60s"]);
+    let done = omni.run();
+    let report: Value = serde_json::from_slice(&std::fs::read(&report).unwrap_or_default()).unwrap_or_default();
+    done.succeeds().shows("kill -9 of a gateway |");
+    let kinds = report["faults_by_kind"].as_array().unwrap();
+    assert_eq!(kinds.len(), 9, "{report}");
+    for kind in kinds {
+        assert_eq!(kind["times"], 1, "{report}");
+        assert!(kind["streams"].as_u64().unwrap() > 0 && kind["identical"] == kind["streams"], "{report}");
+    }
+    let moved = kinds.iter().find(|kind| kind["fault"] == "kill -9 of a gateway").unwrap()["moved"].as_u64();
+    assert!(moved > Some(0), "no listener had to move: {report}");
+    assert_eq!(report["streams"]["identical"], report["streams"]["started"]);
+}
+
+#[cfg(not(feature = "cluster"))]
+#[test]
+fn a_program_without_clusters_drills_none() {
+    Omni::new().args(["chaos", "--cluster", "2"]).run().exits(2).tells("without the feature `cluster`");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_before_anything_runs() {
     let fine = rule("talker", "runner", "panic", "");

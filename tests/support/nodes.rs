@@ -7,52 +7,31 @@ use omni_actors::config::{ClusterTls, Config, Placement};
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::Engine;
 use omni_actors::model::checkpoint::Checkpoint;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use omni_actors::tools::network::{self, Passage, Relay};
 use rustix::process::{Pid, Signal, kill_process};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io::{BufRead, BufReader};
-use std::net::{self, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::net::UdpSocket;
-use tokio::sync::watch;
 
 /// Signs certificates.
-pub struct Authority {
-    folder: TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
+pub struct Authority(network::Authority);
 
 impl Authority {
     pub fn new() -> Authority {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
-        Authority { folder, issuer }
+        Authority(network::Authority::new().unwrap())
     }
 
     pub fn ca(&self) -> PathBuf {
-        self.folder.path().join("ca.pem")
+        self.0.ca()
     }
 
     /// A certificate for this machine, and its key.
     pub fn certify(&self, name: &str) -> ClusterTls {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let file = |ending: &str, content: String| {
-            let path = self.folder.path().join(format!("{name}.{ending}"));
-            std::fs::write(&path, content).unwrap();
-            path
-        };
-        let (certificate, key) = (file("pem", certificate.pem()), file("key", key.serialize_pem()));
-        ClusterTls { ca: self.ca(), certificate, key }
+        self.0.certify(name).unwrap()
     }
 }
 
@@ -65,7 +44,7 @@ pub struct Cluster {
 
 /// An address that nothing listens at now.
 pub fn free_address() -> SocketAddr {
-    net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    network::free_address().unwrap()
 }
 
 impl Cluster {
@@ -118,52 +97,19 @@ pub fn lines(ClusterTls { ca, certificate, key }: &ClusterTls) -> String {
 /// A network that can be cut: between a node and the gateway at an address. It runs on the test's runtime.
 pub struct Cut {
     pub address: SocketAddr,
-    /// Whether packets pass to the gateway, and to the node.
-    passes: [watch::Sender<bool>; 2],
+    relay: Relay,
 }
 
 impl Cut {
     pub async fn towards(gateway: SocketAddr) -> Cut {
-        let near = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
-        let address = near.local_addr().unwrap();
-        let passes = [watch::Sender::new(true), watch::Sender::new(true)];
-        let [to_gateway, to_node] = passes.each_ref().map(watch::Sender::subscribe);
-        tokio::spawn(async move {
-            let (mut known, mut packet) = (BTreeMap::new(), vec![0; 1 << 16]);
-            while let Ok((length, node)) = near.recv_from(&mut packet).await {
-                let far = match known.entry(node) {
-                    Entry::Occupied(far) => far.into_mut(),
-                    Entry::Vacant(place) => {
-                        let far = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
-                        far.connect(gateway).await.unwrap();
-                        tokio::spawn(back(Arc::clone(&far), Arc::clone(&near), node, to_node.clone()));
-                        place.insert(far)
-                    }
-                };
-                if *to_gateway.borrow() {
-                    // A gateway that does not listen yet refuses it: then it is lost.
-                    let _ = far.send(&packet[..length]).await;
-                }
-            }
-        });
-        Cut { address, passes }
+        let relay = Relay::towards(gateway, 1).await.unwrap();
+        Cut { address: relay.address(), relay }
     }
 
     /// Whether packets to the gateway arrive, and those to the node.
     pub fn passes(&self, to_gateway: bool, to_node: bool) {
-        self.passes[0].send_replace(to_gateway);
-        self.passes[1].send_replace(to_node);
-    }
-}
-
-async fn back(far: Arc<UdpSocket>, near: Arc<UdpSocket>, node: SocketAddr, to_node: watch::Receiver<bool>) {
-    let mut packet = vec![0; 1 << 16];
-    loop {
-        if let Ok(length) = far.recv(&mut packet).await
-            && *to_node.borrow()
-        {
-            let _ = near.send_to(&packet[..length], node).await;
-        }
+        let way = |passes| if passes { Passage::Open } else { Passage::Cut };
+        self.relay.set(way(to_gateway), way(to_node));
     }
 }
 

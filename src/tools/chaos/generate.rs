@@ -42,7 +42,7 @@ pub fn decks(suits: impl Fn(&FaultRule) -> bool) -> Vec<Deck> {
 /// A fault every so often for so long. Kinds take turns in an order that is drawn anew for each round of all of them,
 /// and so do the places of each kind.
 pub fn plan(decks: &[Deck], seed: u64, every: Duration, duration: Duration) -> Vec<FaultRule> {
-    let mut draws = Draws { seed, next: 0 };
+    let mut draws = Draws::new(seed);
     let mut kinds = Shuffled::new(decks.len());
     let mut places: Vec<Shuffled> = decks.iter().map(|deck| Shuffled::new(deck.places.len())).collect();
     let mut rules = Vec::new();
@@ -60,7 +60,7 @@ pub fn plan(decks: &[Deck], seed: u64, every: Duration, duration: Duration) -> V
 /// Faults that come with a request: one request in so many brings a stage down each time, and as many others do only
 /// where they run together with another request.
 pub fn correlated(stages: &[StageName], seed: u64, one_in: u64) -> Vec<FaultRule> {
-    let mut draws = Draws { seed, next: 0 };
+    let mut draws = Draws::new(seed);
     // A text-only answer has a part in the first stage alone.
     let (stage, other) = (stages[draws.below(stages.len())], stages[draws.below(stages.len())]);
     let always = |stage, kind| FaultRule::new(stage, FaultPoint::Runner, kind).one_in(one_in).times(u64::MAX);
@@ -71,12 +71,17 @@ fn rule(kind: FaultKind, (stage, point, phase): (Option<StageName>, FaultPoint, 
     FaultRule { phase, ..FaultRule::new(stage, point, kind) }
 }
 
-struct Draws {
+/// Numbers that follow from a seed.
+pub(super) struct Draws {
     seed: u64,
     next: u64,
 }
 
 impl Draws {
+    pub(super) fn new(seed: u64) -> Draws {
+        Draws { seed, next: 0 }
+    }
+
     /// Below `limit`.
     fn below(&mut self, limit: usize) -> usize {
         self.next += 1;
@@ -85,17 +90,17 @@ impl Draws {
 }
 
 /// Each number below a limit once, in random order, and then all of them again in another.
-struct Shuffled {
+pub(super) struct Shuffled {
     limit: usize,
     left: Vec<usize>,
 }
 
 impl Shuffled {
-    fn new(limit: usize) -> Shuffled {
+    pub(super) fn new(limit: usize) -> Shuffled {
         Shuffled { limit, left: Vec::new() }
     }
 
-    fn draw(&mut self, draws: &mut Draws) -> usize {
+    pub(super) fn draw(&mut self, draws: &mut Draws) -> usize {
         if self.left.is_empty() {
             self.left.extend(0..self.limit);
         }

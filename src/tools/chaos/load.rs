@@ -139,6 +139,30 @@ impl Load {
         })
     }
 
+    /// The body with which any server is asked to speak the text of a request of the set, as bare samples.
+    #[cfg(feature = "cluster")]
+    pub fn body(&self, case: usize) -> serde_json::Map<String, serde_json::Value> {
+        let Case { text, seed, .. } = &self.cases[case];
+        let mut body = serde_json::Map::new();
+        let mut field = |name: &str, value: serde_json::Value| _ = body.insert(name.to_owned(), value);
+        field("input", text.as_str().into());
+        field("seed", (*seed).into());
+        field("stream", true.into());
+        field("stream_format", "audio".into());
+        field("response_format", "pcm".into());
+        if let Some(frames) = self.frames {
+            field("max_new_tokens", frames.into());
+            field("ignore_eos", true.into());
+        }
+        if let Some(voice) = &self.voice {
+            field("voice", voice.as_str().into());
+        }
+        if let Some(instructions) = &self.instructions {
+            field("instructions", instructions.as_str().into());
+        }
+        body
+    }
+
     /// A request of the set that is no conversation, to be given to an engine.
     pub fn asked(&self, case: usize) -> Asked {
         let Case { kind, text, seed } = &self.cases[case];

@@ -9,8 +9,11 @@
 //! | `generate`, `inject` | which fault when: pure; and the rules that inject them |
 //! | `compare`, `verdict` | what a listener heard against the undisturbed stream: pure |
 //! | `outages`, `resources` | when stages were down; memory and file descriptors |
-//! | `report` | tables and JSON |
+//! | `report`, `replay` | tables and JSON; the command line that runs the same faults again |
+//! | `cluster` | the same with nodes and gateways, whose hosts die and whose network breaks |
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod compare;
 mod drill;
 mod generate;
@@ -20,6 +23,7 @@ mod load;
 mod media;
 mod notes;
 mod outages;
+mod replay;
 mod report;
 mod resources;
 mod settings;
@@ -34,7 +38,7 @@ use super::local::LocalServer;
 use super::model;
 use super::signals::Signals;
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use drill::{Drill, Run, Until};
 use futures::future::LocalBoxFuture;
 use inject::Injector;
@@ -54,6 +58,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use verdict::{End, Exactness, Heard, Verdict};
 
+/// How often a fault strikes, if the user does not say.
+const EVERY: Duration = Duration::from_millis(200);
 /// How long an engine that is done gets to stop.
 const STOPPING: Duration = Duration::from_secs(10);
 
@@ -62,7 +68,8 @@ const STOPPING: Duration = Duration::from_secs(10);
 /// Runs a fixed set of requests undisturbed, which is the truth. Then listeners ask for the same requests, with the
 /// same seeds, again and again, while faults strike: actors panic, fail, hang or are slow, edges lose frames, processes
 /// are killed. The drill compares each stream with the truth sample by sample. It prints the faults, the streams and
-/// how fast stages recovered, and fails if a stream lost, repeated or reordered anything, failed or hung.
+/// how fast stages recovered, and fails if a stream lost, repeated or reordered anything, failed or hung. With --cluster
+/// it is hosts that die and networks that break.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors chaos                                         the embedded voice, a fault every 200 ms for a minute
@@ -72,6 +79,8 @@ const STOPPING: Duration = Duration::from_secs(10);
   omni-actors chaos --set transfer.transport=wire           edges with frames, which get lost and damaged, too
   omni-actors chaos --plan chaos-smallest.toml --requests 12
                                                             exactly the faults of a file
+  omni-actors chaos --cluster 3 --streams 64 --frames 150 --duration 4m
+                                                            nodes and gateways are killed, stopped and cut off
 docs/chaos.md explains the report.")]
 pub struct ChaosArgs {
     /// Config file; without one the embedded voice with default settings
@@ -91,9 +100,19 @@ pub struct ChaosArgs {
     /// Where stages run
     #[arg(long, value_enum, default_value_t = Where::AsConfig)]
     placement: Where,
-    /// How often a fault strikes, drawn evenly from all kinds and places that the config allows
-    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = duration)]
-    every: Duration,
+    /// How often a fault strikes, drawn evenly from all kinds and places that the config allows: 200ms if not given. With
+    /// --cluster: for how long all is well between two faults, 3s if not given
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    every: Option<Duration>,
+    /// Run so many nodes and two gateways as processes of this machine, and have hosts killed, stopped and cut off; as many
+    /// faults as fit into the duration (docs/cluster.md)
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(2..=15),
+        conflicts_with_all = ["requests", "placement", "guilty", "plan", "shrink"]
+    )]
+    cluster: Option<u16>,
     /// One request in so many brings a stage down each time that it runs, and one in so many does beside any other; the
     /// same each time that it comes again
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -138,21 +157,22 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// Runs the command. It fails if a stream differs from the truth, or a stage stayed down.
 pub fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> LocalBoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(run(args, embedded))
+    Box::pin(async move {
+        match args.cluster {
+            None => run(args, embedded).await,
+            #[cfg(feature = "cluster")]
+            Some(nodes) => cluster::run(args, usize::from(nodes), embedded).await,
+            #[cfg(not(feature = "cluster"))]
+            Some(_) => Err(Usage("--cluster: this program was built without the feature `cluster`".to_owned()).into()),
+        }
+    })
 }
 
 async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let listeners = usize::from(args.streams);
     let (mut config, set) = settings::settle(args.config.as_deref(), &args.set, args.placement, listeners)?;
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
-    let interrupted = CancellationToken::new();
-    let mut signals = Signals::catch()?;
-    let asked_to_end = interrupted.clone();
-    tokio::spawn(async move {
-        signals.next().await;
-        asked_to_end.cancel();
-        signals.first_asks_second_ends().await;
-    });
+    let interrupted = ended_by_signals()?;
     let given = args.plan.as_deref().map(config::load_faults).transpose()?;
     if let Some(seed) = given.as_ref().and_then(|file| file.seed) {
         config.drill.seed = seed;
@@ -169,10 +189,7 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let talks = args.guilty.is_none();
     let able = Able { family: checkpoint.family(), stages, hears: info.hears, talks };
     let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
-    let exactness = match device {
-        DeviceKind::Cpu => Exactness::Samples,
-        DeviceKind::Cuda => Exactness::Length,
-    };
+    let exactness = exactness(device);
     let about = About {
         target: format!("{} in this process", config.model.name),
         seed: args.seed,
@@ -214,6 +231,27 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
         Some(failure) => Err(anyhow::anyhow!(failure)),
         None if report.interrupted => Err(Interrupted.into()),
         None => Ok(()),
+    }
+}
+
+/// Cancelled by Ctrl-C or SIGTERM; the next one ends the process at once.
+fn ended_by_signals() -> std::io::Result<CancellationToken> {
+    let interrupted = CancellationToken::new();
+    let mut signals = Signals::catch()?;
+    let asked_to_end = interrupted.clone();
+    tokio::spawn(async move {
+        signals.next().await;
+        asked_to_end.cancel();
+        signals.first_asks_second_ends().await;
+    });
+    Ok(interrupted)
+}
+
+/// How exactly streams of a device are the same again.
+fn exactness(device: DeviceKind) -> Exactness {
+    match device {
+        DeviceKind::Cpu => Exactness::Samples,
+        DeviceKind::Cuda => Exactness::Length,
     }
 }
 
@@ -338,7 +376,7 @@ impl Field {
                 let wanted = |rule: &FaultRule| rule.stage.is_none_or(|stage| self.load.stages.contains(&stage));
                 let suits = |rule: &FaultRule| engine.faults().check(std::slice::from_ref(rule)).is_ok();
                 let decks = generate::decks(|rule| wanted(rule) && suits(rule));
-                generate::plan(&decks, self.args.seed, self.args.every, self.args.duration)
+                generate::plan(&decks, self.args.seed, self.args.every.unwrap_or(EVERY), self.args.duration)
             }
         };
         let injector = Injector::new(&engine, &rules);
@@ -396,42 +434,6 @@ impl Field {
         write(&path, &text)?;
         println!("\n{} faults are in {}; to run them:\n  {command}", faults.len(), path.display());
         Ok(())
-    }
-}
-
-impl ChaosArgs {
-    /// The command line that runs a plan with the load of this one.
-    fn replay(&self, plan: &Path, until: Until) -> String {
-        let mut words = vec!["omni-actors".to_owned(), "chaos".to_owned()];
-        words.extend(self.config.iter().map(|path| path.display().to_string()));
-        let mut option = |name: &str, value: Option<String>| {
-            words.extend(value.map(|value| [format!("--{name}"), value]).into_iter().flatten());
-        };
-        option("plan", Some(plan.display().to_string()));
-        match until {
-            Until::Requests(requests) => option("requests", Some(requests.to_string())),
-            Until::Time(duration) => option("duration", Some(format_duration(duration))),
-        }
-        option("streams", Some(self.streams.to_string()));
-        option("seed", Some(self.seed.to_string()));
-        option("guilty", self.guilty.map(|guilty| guilty.to_string()));
-        option("placement", self.placement.to_possible_value().map(|value| value.get_name().to_owned()));
-        option("hang-after", Some(format_duration(self.hang_after)));
-        option("texts", self.texts.as_ref().map(|path| path.display().to_string()));
-        option("frames", self.frames.map(|frames| frames.to_string()));
-        option("voice", self.voice.clone());
-        self.set.iter().for_each(|set| option("set", Some(set.to_string())));
-        words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
-    }
-}
-
-/// A word as a shell takes it.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

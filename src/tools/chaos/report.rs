@@ -206,8 +206,8 @@ impl Report {
             stages: stages.into_iter().map(|(stage, seen)| (stage, recovery(seen))).collect(),
             recovery_ms: Distribution::of(ends),
             pause_ms: Distribution::of(pauses),
-            undisturbed: Gaps::of(&undisturbed.streams),
-            disturbed: Gaps::of(&disturbed.streams),
+            undisturbed: Gaps::of(undisturbed.streams.iter()),
+            disturbed: Gaps::of(disturbed.streams.iter()),
             resources: Use::of(&disturbed.resources),
             given_up: disturbed.given_up.clone(),
             interrupted: disturbed.interrupted,
@@ -222,31 +222,35 @@ impl Report {
 
     /// One line for the error that ends the command; `None` if all is good.
     pub fn failure(&self) -> Option<String> {
-        let s = &self.streams;
-        let parts = [
-            (s.lost, "lost something"),
-            (s.repeated, "repeated something"),
-            (s.reordered, "came in another order"),
-            (s.changed, "had other samples or text"),
-            (s.failed, "failed"),
-            (s.refused, "were refused"),
-            (s.hung, "hung"),
-        ];
-        let streams = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
-        let streams: Vec<String> = streams.collect();
-        match (&self.given_up, streams.is_empty()) {
-            (None, true) => None,
-            (None, false) => Some(format!("of {} streams {}", s.started, streams.join(", "))),
-            (Some(reason), true) => Some(format!("a stage stayed down: {reason}")),
-            (Some(reason), false) => {
-                Some(format!("of {} streams {}; a stage stayed down: {reason}", s.started, streams.join(", ")))
-            }
-        }
+        let down = self.given_up.as_ref().map(|reason| format!("a stage stayed down: {reason}"));
+        joined(self.streams.failure(), down)
     }
 }
 
+/// Both parts of what went wrong.
+pub(super) fn joined(streams: Option<String>, rest: Option<String>) -> Option<String> {
+    let parts: Vec<String> = streams.into_iter().chain(rest).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
 impl Streams {
-    fn count(&mut self, verdict: &Verdict) {
+    /// What went wrong with them, if anything did.
+    pub(super) fn failure(&self) -> Option<String> {
+        let parts = [
+            (self.lost, "lost something"),
+            (self.repeated, "repeated something"),
+            (self.reordered, "came in another order"),
+            (self.changed, "had other samples or text"),
+            (self.failed, "failed"),
+            (self.refused, "were refused"),
+            (self.hung, "hung"),
+        ];
+        let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
+        let parts: Vec<String> = parts.collect();
+        (!parts.is_empty()).then(|| format!("of {} streams {}", self.started, parts.join(", ")))
+    }
+
+    pub(super) fn count(&mut self, verdict: &Verdict) {
         use super::compare::Looks;
         let place = match verdict {
             Verdict::Identical => {
@@ -273,8 +277,9 @@ impl Streams {
 }
 
 impl Gaps {
-    fn of(streams: &[Stream]) -> Gaps {
-        let spoken = || streams.iter().filter(|stream| stream.timing.player.time_to_first().is_some());
+    /// Of all players that had something to play.
+    pub(super) fn of<'a>(streams: impl Iterator<Item = &'a Stream> + Clone) -> Gaps {
+        let spoken = || streams.clone().filter(|stream| stream.timing.player.time_to_first().is_some());
         let underruns: u32 = spoken().map(|stream| stream.timing.player.underruns).sum();
         Gaps {
             underruns_per_100_streams: f64::from(underruns) * 100.0 / spoken().count().max(1) as f64,
@@ -298,7 +303,8 @@ fn longest_pause(stream: &Stream, outages: &[Outage]) -> Option<Duration> {
     stream.timing.pauses.iter().filter(in_outage).map(|(from, to)| *to - *from).max()
 }
 
-fn complaint(stream: &Stream, load: &Load) -> Bad {
+/// What is wrong with a stream.
+pub(super) fn complaint(stream: &Stream, load: &Load) -> Bad {
     let case = &load.cases[stream.case];
     Bad {
         number: stream.number,
@@ -326,7 +332,7 @@ fn place(fault: &Fault) -> String {
     stage + fault.rule.point.as_str()
 }
 
-fn ms(duration: Duration) -> f64 {
+pub(super) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 

@@ -1,6 +1,6 @@
 //! What a drill found, as tables for people.
 
-use super::report::{Conversations, Count, Gaps, Recovery, Report};
+use super::report::{Bad, Conversations, Count, Gaps, Recovery, Report, Streams};
 use super::resources::Use;
 use crate::bench::report::table;
 use crate::bench::stats::Distribution;
@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 
 /// Bad streams that are shown; the file has all of them.
 const SHOWN: usize = 20;
+/// Above what [`row_of_run`] says.
+pub(super) const RUN_HEAD: [&str; 4] =
+    ["run", "TTFA p50/p99/max ms", "underruns/100 streams", "gap heard p50/p99/max ms"];
 
 impl Report {
     /// Markdown tables.
@@ -20,27 +23,8 @@ impl Report {
         let mut text = table(&["fault", "injected", "hit"], counts(&self.faults_by_kind));
         text += "\n";
         text += &table(&["place", "injected", "hit"], counts(&self.faults_by_place));
-        let s = &self.streams;
-        let row = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
-        let row = row.into_iter().chain([s.ended, s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
         text += "\n";
-        text += &table(
-            &[
-                "streams",
-                "finished",
-                "identical",
-                "recovered",
-                "lost",
-                "repeated",
-                "reordered",
-                "changed",
-                "ended",
-                "failed",
-                "refused",
-                "hung",
-            ],
-            [row],
-        );
+        text += &streams(&self.streams);
         if self.conversations.ended > 0 {
             let Conversations { ended, identical } = self.conversations;
             text += &format!("\nconversations: {identical} of {ended} identical\n");
@@ -53,18 +37,9 @@ impl Report {
         text += "\n";
         text += &table(&["stage", "times down", "recovery p50/p99/max ms"], stages.map(row));
         text += "\n";
-        let run = |name: &str, gaps: &Gaps, pause: String| {
-            let underruns = format!("{:.1}", gaps.underruns_per_100_streams);
-            vec![name.to_owned(), three(&gaps.ttfa_ms), underruns, three(&gaps.silence_ms), pause]
-        };
+        let run = |name, gaps, pause| [row_of_run(name, gaps), vec![pause]].concat();
         text += &table(
-            &[
-                "run",
-                "TTFA p50/p99/max ms",
-                "underruns/100 streams",
-                "gap heard p50/p99/max ms",
-                "pause in outage p50/p99/max ms",
-            ],
+            &[&RUN_HEAD[..], &["pause in outage p50/p99/max ms"]].concat(),
             [
                 run("undisturbed", &self.undisturbed, "-".to_owned()),
                 run("disturbed", &self.disturbed, three(&self.pause_ms)),
@@ -78,23 +53,58 @@ impl Report {
             rss_bytes_per_minute / f64::from(1 << 20),
             if *flat { "flat" } else { "growing" }
         );
-        for bad in self.bad.iter().take(SHOWN) {
-            text += &format!(
-                "bad: {} (request {}, seed {}, {:.1} s to {:.1} s): {}; {:?}\n",
-                bad.request.as_deref().unwrap_or("-"),
-                bad.number,
-                bad.seed,
-                bad.began_s,
-                bad.ended_s,
-                bad.verdict,
-                bad.text
-            );
-        }
-        if self.bad.len() > SHOWN {
-            text += &format!("and {} more\n", self.bad.len() - SHOWN);
-        }
-        text
+        text + &complaints(&self.bad)
     }
+}
+
+/// How the streams went.
+pub(super) fn streams(s: &Streams) -> String {
+    let row = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
+    let row = row.into_iter().chain([s.ended, s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
+    table(
+        &[
+            "streams",
+            "finished",
+            "identical",
+            "recovered",
+            "lost",
+            "repeated",
+            "reordered",
+            "changed",
+            "ended",
+            "failed",
+            "refused",
+            "hung",
+        ],
+        [row],
+    )
+}
+
+/// What listeners of one run heard.
+pub(super) fn row_of_run(name: &str, gaps: &Gaps) -> Vec<String> {
+    let underruns = format!("{:.1}", gaps.underruns_per_100_streams);
+    vec![name.to_owned(), three(&gaps.ttfa_ms), underruns, three(&gaps.silence_ms)]
+}
+
+/// The streams that are not as they should be.
+pub(super) fn complaints(all: &[Bad]) -> String {
+    let mut text = String::new();
+    for bad in all.iter().take(SHOWN) {
+        text += &format!(
+            "bad: {} (request {}, seed {}, {:.1} s to {:.1} s): {}; {:?}\n",
+            bad.request.as_deref().unwrap_or("-"),
+            bad.number,
+            bad.seed,
+            bad.began_s,
+            bad.ended_s,
+            bad.verdict,
+            bad.text
+        );
+    }
+    if all.len() > SHOWN {
+        text += &format!("and {} more\n", all.len() - SHOWN);
+    }
+    text
 }
 
 fn three(of: &Distribution) -> String {
