@@ -349,7 +349,11 @@ fn prompts_that_come_while_one_is_computed_go_together_or_at_once_where_they_fil
     let joining = SchedulerConfig { joins_prompts: true, prefill_chunk: 10, ..config() };
     let mut core = SchedulerCore::new(joining);
     let told = |effects: &[Effect]| -> Vec<Vec<(u64, u32)>> {
-        let of = |plan: &Plan| plan.sequences.iter().map(|s| (s.request.0, s.advance)).collect();
+        let of = |plan: &Plan| -> Vec<_> {
+            let mut all: Vec<_> = plan.sequences.iter().map(|s| (s.request.0, s.advance)).collect();
+            all.sort_unstable();
+            all
+        };
         launches(effects).iter().map(of).collect()
     };
     let admit = |core: &mut SchedulerCore, request, prompt| {
@@ -365,7 +369,7 @@ fn prompts_that_come_while_one_is_computed_go_together_or_at_once_where_they_fil
     assert_eq!(told(&core.handle(done(1, &sequences), Duration::ZERO)), [[(1, 1)],], "the step with a prompt is out");
     assert_eq!(admit(&mut core, 3, 4), [] as [Vec<_>; 0]);
     assert_eq!(admit(&mut core, 4, 7), [] as [Vec<_>; 0], "two steps are out");
-    let both = [sequences[0].clone(), SequenceDone { request: RequestId(2), ..sequences[0].clone() }];
+    let both = [sequences[0], SequenceDone { request: RequestId(2), ..sequences[0] }];
     assert_eq!(told(&core.handle(done(2, &both), Duration::ZERO)), [vec![(1, 1), (2, 1), (3, 4), (4, 6)]]);
 }
 

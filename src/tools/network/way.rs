@@ -115,7 +115,7 @@ mod tests {
         let mut way = Way::new(1);
         way.set(ms(0), Passage::Held);
         (0..5).for_each(|packet| way.sent(ms(u64::from(packet)), packet));
-        assert_eq!(arrived(&mut way, ms(4000)), []);
+        assert_eq!(arrived(&mut way, ms(4000)), [] as [u32; 0]);
         way.set(ms(4000), Passage::Open);
         way.sent(ms(4000), 5);
         assert_eq!(arrived(&mut way, ms(4000)), [0, 1, 2, 3, 4, 5]);
