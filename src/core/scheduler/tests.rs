@@ -366,7 +366,7 @@ fn prompts_that_come_while_one_is_computed_go_together_or_at_once_where_they_fil
         Event::StepDone(StepDone { step: StepId(step), sequences: sequences.to_vec() })
     };
     assert_eq!(told(&core.handle(done(0, &sequences), Duration::ZERO)), [vec![(1, 1), (2, 4)]]);
-    assert_eq!(told(&core.handle(done(1, &sequences), Duration::ZERO)), [[(1, 1)],], "the step with a prompt is out");
+    assert_eq!(told(&core.handle(done(1, &sequences), Duration::ZERO)), [[(1, 1), (2, 1)]], "no prompt");
     assert_eq!(admit(&mut core, 3, 4), [] as [Vec<_>; 0]);
     assert_eq!(admit(&mut core, 4, 7), [] as [Vec<_>; 0], "two steps are out");
     let both = [sequences[0], SequenceDone { request: RequestId(2), ..sequences[0] }];
