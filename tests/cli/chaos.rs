@@ -170,8 +170,8 @@ fn hosts_that_die_and_networks_that_break_change_no_stream() {
         assert_eq!(kind["times"], 1, "{report}");
         assert!(kind["streams"].as_u64().unwrap() > 0 && kind["identical"] == kind["streams"], "{report}");
     }
-    let moved = kinds.iter().find(|kind| kind["fault"] == "kill -9 of a gateway").unwrap()["moved"].as_u64();
-    assert!(moved > Some(0), "no listener had to move: {report}");
+    // Whether a listener had to move depends on how fast the machine is: a gateway may have said all that it had to say.
+    // `nodes::*` has one that is killed in the middle.
     assert_eq!(report["streams"]["identical"], report["streams"]["started"]);
 }
 
