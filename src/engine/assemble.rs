@@ -389,7 +389,8 @@ pub(super) fn handles(from: StageName, config: &Config, device: DeviceKind) -> b
     let here = |stage: StageName| !config.stage(stage).placement.is_apart();
     let next = match from {
         StageName::Encoder => StageName::Thinker,
-        StageName::Thinker | StageName::Talker | StageName::Vocoder => StageName::Talker,
+        StageName::Thinker => StageName::Talker,
+        StageName::Talker | StageName::Vocoder => return false,
     };
     device == DeviceKind::Cuda
         && config.transfer.device_handover

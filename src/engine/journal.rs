@@ -226,12 +226,13 @@ impl Journal {
         &self.log(Edge::Media).kept
     }
 
-    /// The first embeddings of media that are kept on a device, and which of the pieces they are.
+    /// The last embeddings of media, where they are kept on a device, and which of the pieces they are.
     pub fn left_on_device(&self) -> Option<(usize, Embeddings)> {
-        self.log(Edge::Media).kept.iter().enumerate().find_map(|(number, (_, part))| match part {
-            Part::Embeddings(there @ Embeddings::Device(_)) => Some((number, there.clone())),
+        let kept = &self.log(Edge::Media).kept;
+        match kept.last()? {
+            (_, Part::Embeddings(there @ Embeddings::Device(_))) => Some((kept.len() - 1, there.clone())),
             _ => None,
-        })
+        }
     }
 
     /// A piece that was left on a device has come to the host.

@@ -35,6 +35,11 @@ fn sizeable() -> Checkpoint {
     Checkpoint::open_as(&folder, WeightsKind::Random { seed: 7 }, Some(&models.join("tokenizer"))).unwrap()
 }
 
+/// Checkpoints, and in which precision.
+fn cases() -> [(Checkpoint, Precision); 3] {
+    [(fixture(), Precision::F32), (fixture(), Precision::Bf16), (sizeable(), Precision::Bf16)]
+}
+
 fn on_gpu(gpu: &Gpu, checkpoint: &Checkpoint, precision: Precision) -> CudaEncoderFactory {
     let loader = checkpoint.loader(&TOWERS, &Device::Cpu);
     let net = TowersNet::load(gpu, precision, &loader, &checkpoint.omni().unwrap().thinker).unwrap();
@@ -183,9 +188,7 @@ fn noise(config: &ThinkerConfig, cut: &PatchConfig) -> Vec<Arc<Medium>> {
 #[ignore = "needs a GPU"]
 fn patches_that_the_device_makes_of_pixels_are_those_of_the_host() {
     let gpu = gpu();
-    for (checkpoint, precision) in
-        [(fixture(), Precision::F32), (fixture(), Precision::Bf16), (sizeable(), Precision::Bf16)]
-    {
+    for (checkpoint, precision) in cases() {
         let config = &checkpoint.omni().unwrap().thinker;
         let tower = config.vision.as_ref().unwrap();
         let cut = PatchConfig {
@@ -273,9 +276,7 @@ fn a_thinker_reads_rows_where_the_encoder_left_them_as_those_that_were_copied() 
 #[ignore = "needs a GPU"]
 fn rows_do_not_depend_on_what_is_encoded_beside_them() {
     let gpu = gpu();
-    for (checkpoint, precision) in
-        [(fixture(), Precision::F32), (fixture(), Precision::Bf16), (sizeable(), Precision::Bf16)]
-    {
+    for (checkpoint, precision) in cases() {
         let config = &checkpoint.omni().unwrap().thinker;
         let requests = requests(config);
         let mut stage = on_gpu(&gpu, &checkpoint, precision).build().unwrap();

@@ -115,10 +115,10 @@ impl PayloadSender for LedgerSink {
                 let request = payload.header.request;
                 let mut state = self.0.lock();
                 self.0.pass(&mut state, Edge::of(kind), payload);
-                let left = state.left_on_device(request).filter(|_| kind == Kind::Media);
-                drop(state);
-                if left.is_some() {
-                    tokio::spawn(bring_home(Arc::downgrade(&self.0), request));
+                if kind == Kind::Media
+                    && let Some((number, there)) = state.left_on_device(request)
+                {
+                    tokio::spawn(bring_home(Arc::downgrade(&self.0), request, number, there));
                 }
             }
         }
@@ -126,15 +126,13 @@ impl PayloadSender for LedgerSink {
     }
 }
 
-/// Copies the embeddings of media that a request's encoder left on its device to the host: for a sequence that resumes
-/// and for conversations to come. The device's memory is free when the thinker has taken them, too.
-async fn bring_home(ledger: Weak<Ledger>, request: RequestId) {
-    let next = || ledger.upgrade().and_then(|ledger| ledger.lock().left_on_device(request));
-    while let Some((number, there)) = next() {
-        // What cannot be copied stays where it is: the device is about to fail, and the encoder makes it again.
-        let Ok(here) = there.fetched().await else { return };
-        let here = Part::Embeddings(here).detached();
-        let Some(ledger) = ledger.upgrade() else { return };
+/// Copies a piece of the embeddings of media that a request's encoder left on its device to the host: for a sequence that
+/// resumes and for conversations to come. The device's memory is free when the thinker has taken them, too.
+async fn bring_home(ledger: Weak<Ledger>, request: RequestId, number: usize, there: Embeddings) {
+    // What cannot be copied stays a handle: its device has failed, and with it whoever could read it there.
+    let Ok(here) = there.fetched().await else { return };
+    let here = Part::Embeddings(here).detached();
+    if let Some(ledger) = ledger.upgrade() {
         ledger.lock().brought_home(request, number, here);
     }
 }

@@ -214,8 +214,11 @@ impl Inner {
 
     /// Decodes a clip, which is as long as the clips before it have left room for; its number.
     fn clip(&self, file: &[u8], limits: &MediaLimits, taken: &mut Taken) -> Result<usize, Why> {
-        let decode = |limits: &MediaLimits| self.decoders.sound(file, limits, &self.front.mel);
-        self.clip_of(|limits| Ok(Clip::Pcm(decode(limits)?)), limits, taken)
+        self.clip_of(|limits| self.decoded(file, limits), limits, taken)
+    }
+
+    fn decoded(&self, file: &[u8], limits: &MediaLimits) -> Result<Clip, Why> {
+        Ok(Clip::Pcm(self.decoders.sound(file, limits, &self.front.mel)?))
     }
 
     /// A file of a client. Plain samples of 16 bits need no decoder, which takes longer to answer than they take to copy;
@@ -223,7 +226,7 @@ impl Inner {
     fn sent(&self, file: &Arc<[u8]>, limits: &MediaLimits, taken: &mut Taken) -> Result<usize, Why> {
         let decode = |limits: &MediaLimits| match Speech::of_wav(file, limits, &self.mel) {
             Ok(plain) => Ok(Clip::Pcm(plain.at_rate(self.front.mel.rate)?)),
-            Err(_) => Ok(Clip::Pcm(self.decoders.sound(file, limits, &self.front.mel)?)),
+            Err(_) => self.decoded(file, limits),
         };
         self.clip_of(decode, limits, taken)
     }

@@ -24,7 +24,7 @@ pub struct PromptMedia {
     needed_from: u32,
 }
 
-/// The embedding of one position: `[1, width]`.
+/// Embeddings of media, `[n, width]`; of a position, one.
 #[derive(Clone, Debug)]
 pub enum MediaRow {
     /// In the host's memory, of f32.
@@ -34,11 +34,19 @@ pub enum MediaRow {
 }
 
 impl MediaRow {
-    /// Its numbers.
+    /// One of them.
+    fn one(&self, number: usize) -> Result<MediaRow> {
+        Ok(match self {
+            MediaRow::Here(rows) => MediaRow::Here(rows.narrow(0, number, 1)?),
+            MediaRow::There(rows) => MediaRow::There(rows.one(number)),
+        })
+    }
+
+    /// Numbers of one.
     pub fn width(&self) -> usize {
         match self {
-            MediaRow::Here(row) => row.elem_count(),
-            MediaRow::There(row) => row.buffer().width(),
+            MediaRow::Here(rows) => rows.dims().last().copied().unwrap_or(0),
+            MediaRow::There(rows) => rows.buffer().width(),
         }
     }
 
@@ -80,18 +88,13 @@ impl PromptMedia {
                 ));
             }
             let rows = match input {
-                Embeddings::Device(there) => Err(there),
-                here => Ok(here.tensor()?),
+                Embeddings::Device(there) => MediaRow::There(there),
+                here => MediaRow::Here(here.tensor()?),
             };
             for (row, at) in at.drain(at.len() - count..).rev().enumerate() {
-                if at < self.needed_from {
-                    continue;
+                if at >= self.needed_from {
+                    self.rows.insert(at, rows.one(row)?);
                 }
-                let row = match &rows {
-                    Ok(here) => MediaRow::Here(here.narrow(0, row, 1)?),
-                    Err(there) => MediaRow::There(there.one(row)),
-                };
-                self.rows.insert(at, row);
             }
             self.missing.pop_if(|(_, at)| at.is_empty());
         }

@@ -210,11 +210,11 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let report = Report::new(about, &field.load, &undisturbed, &disturbed);
     println!(
         "{} for {}, {} listeners, stages in {}, seed {}\n",
-        report.target,
+        report.about.target,
         format_duration(Duration::from_secs(report.took_s as u64)),
-        report.listeners,
-        report.placement,
-        report.seed
+        report.about.listeners,
+        report.about.placement,
+        report.about.seed
     );
     print!("{}", report.tables());
     if let Some(path) = &field.args.report {

@@ -101,20 +101,11 @@ pub struct Bad {
 /// A whole drill.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was drilled.
-    pub target: String,
+    /// What was drilled, and how.
+    #[serde(flatten)]
+    pub about: About,
     /// Version of this program.
     pub version: &'static str,
-    /// Of the plan and the requests.
-    pub seed: u64,
-    /// Streams at once.
-    pub listeners: usize,
-    /// Where stages ran.
-    pub placement: String,
-    /// How exactly streams were compared.
-    pub compared: Exactness,
-    /// Keys that the drill set, because the config did not.
-    pub set: Vec<String>,
     /// Seconds of the disturbed run.
     pub took_s: f64,
     /// By kind.
@@ -148,25 +139,25 @@ pub struct Report {
 }
 
 /// The settings that a report names.
+#[derive(Clone, Debug, Serialize)]
 pub struct About {
-    /// See [`Report::target`].
+    /// What was drilled.
     pub target: String,
-    /// See [`Report::seed`].
+    /// Of the plan and the requests.
     pub seed: u64,
-    /// See [`Report::listeners`].
+    /// Streams at once.
     pub listeners: usize,
-    /// See [`Report::placement`].
+    /// Where stages ran.
     pub placement: String,
-    /// See [`Report::compared`].
+    /// How exactly streams were compared.
     pub compared: Exactness,
-    /// See [`Report::set`].
+    /// Keys that the drill set, because the config did not.
     pub set: Vec<String>,
 }
 
 impl Report {
     /// Sums both runs up.
     pub fn new(about: About, load: &Load, undisturbed: &Run, disturbed: &Run) -> Report {
-        let About { target, seed, listeners, placement, compared, set } = about;
         let faults: Vec<&Fault> = disturbed.faults.iter().filter(|fault| fault.injected.is_some()).collect();
         let ends: Vec<f64> = disturbed.outages.iter().filter_map(Outage::lasted).map(ms).collect();
         let mut stages: BTreeMap<String, (usize, Vec<f64>)> =
@@ -190,13 +181,8 @@ impl Report {
             conversations.identical += usize::from(stream.verdict == Verdict::Identical);
         }
         Report {
-            target,
+            about,
             version: env!("CARGO_PKG_VERSION"),
-            seed,
-            listeners,
-            placement,
-            compared,
-            set,
             took_s: disturbed.took.as_secs_f64(),
             faults_by_kind: count(&faults, |fault| fault.rule.kind.as_str().to_owned()),
             faults_by_place: count(&faults, place),

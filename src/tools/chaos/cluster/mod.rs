@@ -116,10 +116,10 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     let report = Report::new(about, &load, &undisturbed, &disturbed);
     println!(
         "{} for {}, {} listeners, seed {}\n",
-        report.target,
+        report.about.target,
         format_duration(Duration::from_secs(report.took_s as u64)),
-        report.listeners,
-        report.seed
+        report.about.listeners,
+        report.about.seed
     );
     print!("{}", report.tables());
     if let Some(path) = &args.report {

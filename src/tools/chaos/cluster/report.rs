@@ -4,7 +4,7 @@ use super::super::drill::Stream;
 use super::super::load::Load;
 use super::super::report::{About, Bad, Gaps, Streams, complaint, joined, ms};
 use super::super::tables::{RUN_HEAD, complaints, row_of_run, streams};
-use super::super::verdict::{Exactness, Verdict};
+use super::super::verdict::Verdict;
 use super::drill::{Run, Struck, described};
 use super::listen::Played;
 use super::plan::Kind;
@@ -48,20 +48,11 @@ pub struct Fault {
 /// A whole drill.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was drilled.
-    pub target: String,
+    /// What was drilled, and how.
+    #[serde(flatten)]
+    pub about: About,
     /// Version of this program.
     pub version: &'static str,
-    /// Of the plan and the requests.
-    pub seed: u64,
-    /// Streams at once.
-    pub listeners: usize,
-    /// Where stages ran.
-    pub placement: String,
-    /// How exactly streams were compared.
-    pub compared: Exactness,
-    /// Keys that the drill set, because the config did not.
-    pub set: Vec<String>,
     /// Seconds of the disturbed run.
     pub took_s: f64,
     /// In the order of time.
@@ -85,7 +76,6 @@ pub struct Report {
 impl Report {
     /// Sums both runs up.
     pub fn new(about: About, load: &Load, undisturbed: &Run, disturbed: &Run) -> Report {
-        let About { target, seed, listeners, placement, compared, set } = about;
         let (before, meanwhile) = (streams_of(undisturbed), streams_of(disturbed));
         let rows = rows(&disturbed.struck, &disturbed.played);
         let mut streams = Streams { started: disturbed.begun, ..Streams::default() };
@@ -103,13 +93,8 @@ impl Report {
             whole_s: struck.whole.as_secs_f64(),
         };
         Report {
-            target,
+            about,
             version: env!("CARGO_PKG_VERSION"),
-            seed,
-            listeners,
-            placement,
-            compared,
-            set,
             took_s: disturbed.took.as_secs_f64(),
             faults: disturbed.struck.iter().map(fault).collect(),
             faults_by_kind: rows,
