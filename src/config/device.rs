@@ -21,6 +21,16 @@ pub enum Precision {
     Bf16,
 }
 
+/// Element type of what the vocoder multiplies on a GPU where [`Precision::Bf16`] is chosen; it has too few bits there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum VocoderDtype {
+    /// 16-bit floats up to 65,504; what is beyond is set to that, and counted.
+    #[default]
+    F16,
+    /// 32-bit floats of which 19 bits count: as many in the mantissa, with the range of f32.
+    Tf32,
+}
+
 /// `[device]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct DeviceConfig {
@@ -30,6 +40,8 @@ pub struct DeviceConfig {
     pub index: usize,
     /// Element type; `None`: the default of the device.
     pub dtype: Option<Precision>,
+    /// Element type of the vocoder's products.
+    pub vocoder_dtype: VocoderDtype,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
 }
@@ -58,6 +70,16 @@ impl Precision {
         match self {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
+        }
+    }
+}
+
+impl VocoderDtype {
+    /// As the config writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            VocoderDtype::F16 => "f16",
+            VocoderDtype::Tf32 => "tf32",
         }
     }
 }

@@ -30,7 +30,7 @@ pub use access::{AccessConfig, TlsConfig};
 pub use aliases::AliasesConfig;
 pub use changed::changed;
 pub use cluster::{ClusterConfig, ClusterTls};
-pub use device::{DeviceConfig, DeviceKind, Precision};
+pub use device::{DeviceConfig, DeviceKind, Precision, VocoderDtype};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
 pub use keys::{KeyConfig, Scope, hash_key};

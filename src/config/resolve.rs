@@ -17,7 +17,7 @@ use super::wyoming::wyoming;
 use super::{
     AdmissionMode, AlignerConfig, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig,
     LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Precision, ReferenceAudioConfig, ServerConfig,
-    SpeechConfig, SupervisionConfig, TelemetryConfig, VoicesConfig, VoicesDirectory, WeightsKind,
+    SpeechConfig, SupervisionConfig, TelemetryConfig, VocoderDtype, VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::StageName;
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
@@ -330,8 +330,13 @@ fn device(r: &mut Reader) -> DeviceConfig {
     if kind == Some(DeviceKind::Cpu) && dtype == Some(Precision::Bf16) {
         r.complain("device.dtype", "must be \"auto\" or \"f32\" on a CPU");
     }
+    let vocoder = [("auto", None), ("f16", Some(VocoderDtype::F16)), ("tf32", Some(VocoderDtype::Tf32))];
+    let vocoder = r.choice("device.vocoder_dtype", "auto", &vocoder).flatten();
+    if vocoder.is_some() && dtype == Some(Precision::F32) {
+        r.complain("device.vocoder_dtype", "must be \"auto\" where device.dtype is \"f32\"");
+    }
     let kv_memory = size(r, "device.kv_memory", 16 << 20, "16MiB");
-    DeviceConfig { kind, index, dtype, kv_memory }
+    DeviceConfig { kind, index, dtype, vocoder_dtype: vocoder.unwrap_or_default(), kv_memory }
 }
 
 /// A number of bytes of at least `least`, which `shown` writes; `None` is `"auto"`.

@@ -34,6 +34,7 @@ struct Inner {
     /// The budget of this process, where others use the device too.
     budget: OnceLock<Budget>,
     blocking: AtomicU64,
+    clipped: AtomicU64,
     metrics: DeviceMetrics,
 }
 
@@ -96,6 +97,7 @@ impl Gpu {
             allocated: AtomicUsize::new(0),
             budget: OnceLock::new(),
             blocking: AtomicU64::new(0),
+            clipped: AtomicU64::new(0),
             metrics: DeviceMetrics::new(index),
         })))
     }
@@ -297,6 +299,24 @@ impl Gpu {
     /// Calls so far that made the host wait for the device. A decode step makes none on the launch thread.
     pub fn blocking_calls(&self) -> u64 {
         self.0.blocking.load(Ordering::Relaxed)
+    }
+
+    /// Operands of the vocoder so far that were beyond the largest number that their type holds.
+    pub fn clipped(&self) -> u64 {
+        self.0.clipped.load(Ordering::Relaxed)
+    }
+
+    /// So many more were.
+    pub(super) fn count_clipped(&self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        self.0.metrics.clipped.increment(count);
+        if self.0.clipped.fetch_add(count, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                "the vocoder clips numbers beyond what 16 bits hold: device.vocoder_dtype = \"tf32\" avoids it"
+            );
+        }
     }
 
     /// Writes allocated and used memory into the metrics. It asks the driver, so call it only when a stage has started.

@@ -1,6 +1,6 @@
 //! Which device the stages run on: what the config asks for, held against what this binary and this machine have.
 
-use omni_config::{Config, DeviceConfig, DeviceKind, Precision};
+use omni_config::{Config, DeviceConfig, DeviceKind, Precision, VocoderDtype};
 use omni_core::ids::StageName;
 use omni_model::budget;
 
@@ -13,6 +13,8 @@ pub struct DeviceChoice {
     pub index: usize,
     /// Element type of weights and caches.
     pub dtype: Precision,
+    /// Element type of the vocoder's products on a GPU, where `dtype` is bf16.
+    pub vocoder_dtype: VocoderDtype,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
     /// The device in words, and why it was chosen.
@@ -60,6 +62,7 @@ impl DeviceChoice {
             kind,
             index: if kind == DeviceKind::Cuda { config.index } else { 0 },
             dtype: config.dtype.unwrap_or(kind.precision()),
+            vocoder_dtype: config.vocoder_dtype,
             kv_memory: config.kv_memory,
             why,
         })
@@ -111,7 +114,8 @@ pub fn find(_: usize) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    const AUTO: DeviceConfig = DeviceConfig { kind: None, index: 0, dtype: None, kv_memory: None };
+    const AUTO: DeviceConfig =
+        DeviceConfig { kind: None, index: 0, dtype: None, vocoder_dtype: VocoderDtype::F16, kv_memory: None };
 
     fn here(_: usize) -> Result<String, String> {
         Ok("a GPU".to_owned())

@@ -5,9 +5,9 @@ use crate::assemble::handles;
 use crate::device::DeviceChoice;
 use crate::threads::background;
 use candle_core::Device;
-#[cfg(feature = "cuda")]
-use omni_config::Precision;
 use omni_config::{Config, DeviceKind};
+#[cfg(feature = "cuda")]
+use omni_config::{Precision, VocoderDtype};
 use omni_core::ids::StageName;
 #[cfg(feature = "cuda")]
 use omni_model::Budget;
@@ -149,9 +149,10 @@ impl Loading {
             StageName::Vocoder => {
                 let chunks: Vec<u32> = setup.chunk_ramp.iter().map(|frames| frames.0).collect();
                 let limits = vocoder::Limits::new(slots, &chunks);
-                let precision = match self.device.dtype {
-                    Precision::F32 => vocoder::Precision::F32,
-                    Precision::Bf16 => vocoder::Precision::Tf32,
+                let precision = match (self.device.dtype, self.device.vocoder_dtype) {
+                    (Precision::F32, _) => vocoder::Precision::F32,
+                    (Precision::Bf16, VocoderDtype::Tf32) => vocoder::Precision::Tf32,
+                    (Precision::Bf16, VocoderDtype::F16) => vocoder::Precision::F16,
                 };
                 let net = vocoder::CudaVocoder::load(&gpu, &self.checkpoint, precision, limits)?;
                 Ok(Box::new(vocoder::CudaVocoderFactory::new(Arc::new(net))))

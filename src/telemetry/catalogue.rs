@@ -121,6 +121,7 @@ catalogue! {
 
     DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by all.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
+    VOCODER_CLIPPED = Counter, "omni_vocoder_clipped_total", [], "Operands of the vocoder's products beyond 65,504, the largest number of their 16 bits, which they were set to.";
     LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls in a launch that may wait for the GPU; anything but 0 is a bug.";
     FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of a captured frame of the talker, by its sequences.";
 

@@ -363,6 +363,8 @@ pub enum MemoryUse {
 pub struct DeviceMetrics {
     /// Calls that waited for the device.
     pub blocking: Counter,
+    /// Operands of the vocoder that were clipped.
+    pub clipped: Counter,
     memory: [Gauge; 2],
 }
 
@@ -373,6 +375,7 @@ impl DeviceMetrics {
         let memory = ["allocated", "used"];
         DeviceMetrics {
             blocking: counter!(c::DEVICE_BLOCKING.name),
+            clipped: counter!(c::VOCODER_CLIPPED.name),
             memory: memory.map(|what| gauge!(c::DEVICE_MEMORY.name, "device" => index.to_string(), "use" => what)),
         }
     }

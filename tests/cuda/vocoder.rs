@@ -136,16 +136,43 @@ fn waveforms_in_f32_equal_the_reference() {
 #[ignore = "needs a GPU"]
 fn tensor_cores_lose_less_than_a_hundredth_of_the_signal() {
     let gpu = gpu();
-    for (folder, least) in [(OMNI, 40.0), (TTS, 40.0), (VOICE, 55.0)] {
-        let mut net = both(&gpu, folder, Precision::Tf32);
+    let checkpoints = [(OMNI, 40.0), (TTS, 40.0), (VOICE, 55.0)];
+    for ((folder, least), precision) in
+        checkpoints.into_iter().flat_map(|one| [(one, Precision::Tf32), (one, Precision::F16)])
+    {
+        let mut net = both(&gpu, folder, precision);
         let codes = match folder {
             // What the voice really says; random codes are further from what it was trained on.
             VOICE => codes_of(&golden("assets/voice/golden/voice_heart_2.safetensors")),
             _ => net.codes(60, 1),
         };
         let snr = snr(&net.in_pieces(&codes, &[8]), &net.on_cpu(&codes));
-        println!("{folder}: {snr:.1} dB");
-        assert!(snr >= least, "{folder}: {snr} dB");
+        println!("{folder}, {precision:?}: {snr:.1} dB");
+        assert!(snr >= least, "{folder}, {precision:?}: {snr} dB");
+    }
+    assert_eq!(gpu.clipped(), 0);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_is_too_large_for_16_bits_is_clipped_and_counted() {
+    let gpu = gpu();
+    // The activations behind the first convolution are a million times what they were.
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(OMNI).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let file = folder.path().join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+    let weight = tensors.get_mut("code2wav.decoder.0.conv.weight").unwrap();
+    *weight = (&*weight * 1e6).unwrap();
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    for (precision, clips) in [(Precision::Tf32, false), (Precision::F16, true)] {
+        let mut net = both(&gpu, folder.path().to_str().unwrap(), precision);
+        let codes = net.codes(4, 1);
+        let samples = net.in_pieces(&codes, &[4]);
+        assert!(samples.iter().all(|x| x.is_finite()));
+        assert_eq!(gpu.clipped() > 0, clips, "{precision:?}");
     }
 }
 
@@ -153,9 +180,14 @@ fn tensor_cores_lose_less_than_a_hundredth_of_the_signal() {
 #[ignore = "needs a GPU"]
 fn a_stream_has_the_same_bits_however_it_is_cut_and_whatever_is_beside_it() {
     let gpu = gpu();
-    for (folder, precision) in
-        [(OMNI, Precision::Tf32), (TTS, Precision::Tf32), (VOICE, Precision::Tf32), (TTS, Precision::F32)]
-    {
+    for (folder, precision) in [
+        (OMNI, Precision::F16),
+        (TTS, Precision::F16),
+        (VOICE, Precision::F16),
+        (OMNI, Precision::Tf32),
+        (TTS, Precision::Tf32),
+        (TTS, Precision::F32),
+    ] {
         let mut net = both(&gpu, folder, precision);
         // Longer than the window, so that the ring has gone round.
         let codes = net.codes(160, 1);
@@ -233,7 +265,7 @@ fn a_bad_sequence_fails_alone() {
 #[ignore = "needs a GPU"]
 fn a_sequence_with_a_context_is_heard_from_where_its_reference_ends() {
     let gpu = gpu();
-    let mut net = both(&gpu, TTS, Precision::Tf32);
+    let mut net = both(&gpu, TTS, Precision::F16);
     let (codes, groups) = (net.codes(30, 1), net.cpu.config().num_quantizers);
     let want = net.in_pieces(&codes, &[8])[25 * 1920..].to_vec();
     let (context, own) = codes.split_at(25 * groups);
@@ -261,7 +293,7 @@ fn a_sequence_with_a_context_is_heard_from_where_its_reference_ends() {
 fn more_references_than_are_kept_work_too() {
     let gpu = gpu();
     let limits = Limits { contexts: 1, ..Limits::new(4, &[4]) };
-    let mut net = limited(&gpu, TTS, Precision::Tf32, limits);
+    let mut net = limited(&gpu, TTS, Precision::F16, limits);
     let groups = net.cpu.config().num_quantizers;
     let all: Vec<_> = (0..3).map(|seed| net.codes(9, seed)).collect();
     let want: Vec<_> = all.iter().map(|codes| net.in_pieces(codes, &[4])[6 * 1920..].to_vec()).collect();
@@ -278,7 +310,7 @@ fn more_references_than_are_kept_work_too() {
 #[ignore = "needs a GPU"]
 fn launching_waits_for_nothing() {
     let gpu = gpu();
-    let mut net = both(&gpu, VOICE, Precision::Tf32);
+    let mut net = both(&gpu, VOICE, Precision::F16);
     let codes = net.codes(24, 1);
     net.open(Slot(0), &codes, None);
     let before = net.gpu.blocking_calls();

@@ -230,6 +230,7 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/vocoder/stage.rs", "drop", Some(2), "the stage has ended; a step that nobody waited for is dropped"),
     ("cuda/vocoder/stage.rs", "new", None, "while a stage is built: graphs are captured here"),
     ("cuda/vocoder/stage.rs", "wait", Some(1), "the completion thread"),
+    ("cuda/vocoder/weights.rs", "operands", Some(1), "loading"),
     ("cuda/vocoder/weights.rs", "upload", None, "loading"),
     ("cuda/vocoder/workspace.rs", "new", None, "while a stage is built"),
     ("cuda/weights.rs", "new", None, "loading"),

@@ -1,13 +1,14 @@
-// What the vocoder's kernels share: the table of rows, histories of causal layers, rounding, activations.
+// What the vocoder's kernels share: the table of rows, histories of causal layers, operands, activations.
 //
-// Activations are f32, channels last: row b of a launch has `positions` consecutive rows of `channels` floats, its
-// frames (the same number for all rows of a launch; those behind a row's own are computed and thrown away: everything
-// is causal). Streams keep what the next frame needs in slots of an arena. Histories (the last inputs of causal layers)
+// Activations are f32, or operands of products in an element type of theirs; channels last: row b of a launch has
+// `positions` consecutive rows of `channels` elements, its frames (the same number for all rows of a launch; those
+// behind a row's own are computed and thrown away: everything is causal). Streams keep what the next frame needs in slots of an arena. Histories (the last inputs of causal layers)
 // are there twice: a step reads the half of its parity and writes the other one, so that nothing is overwritten that a
 // block of the same step may still read. What lies before a stream's first row counts as zeros, so a slot needs no
 // clearing.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "common.cuh"
@@ -26,7 +27,7 @@ struct VocoderPast {
     const VocoderRow* rows;
     long long slot_floats;  // floats of a slot
     int half_floats;        // floats of one half
-    int offset;             // of this layer in a half
+    int offset;             // of this layer in a half, in floats
     int positions_per_frame;
     int drop;  // positions at the start of a stream that count as zeros
 };
@@ -35,17 +36,43 @@ namespace vocoder {
 
 constexpr int NEVER = 0x7fffffff;
 
-// To the 10 bits of mantissa that tensor cores read, nearest, ties away from zero.
-__device__ __forceinline__ float tf32(float x) {
-    unsigned bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return __uint_as_float(bits);
-}
+// What products multiply. `of` makes an operand of a sum; only `F16` has a largest number, and counts in `clipped` what
+// is beyond it.
 
-template <bool TENSOR>
-__device__ __forceinline__ float operand(float x) {
-    return TENSOR ? tf32(x) : x;
-}
+// On tensor cores, which read 10 bits of mantissa: nearest, ties away from zero.
+struct Tf32 {
+    using Element = float;
+    static constexpr bool TENSOR = true;
+    __device__ static float of(float x, unsigned*) {
+        unsigned bits;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+        return __uint_as_float(bits);
+    }
+};
+
+// On tensor cores, half the bytes for the same bits of mantissa: nearest, ties to even.
+struct F16 {
+    using Element = __half;
+    static constexpr bool TENSOR = true;
+    static constexpr float LARGEST = 65504.0f;
+    __device__ static __half of(float x, unsigned* clipped) {
+        if (fabsf(x) > LARGEST) {
+            atomicAdd(clipped, 1u);
+            x = copysignf(LARGEST, x);
+        }
+        return __float2half_rn(x);
+    }
+};
+
+struct F32 {
+    using Element = float;
+    static constexpr bool TENSOR = false;
+    __device__ static float of(float x, unsigned*) { return x; }
+};
+
+// Elements of 16 bytes, which is what is copied at once.
+template <typename Element>
+constexpr int PIECE = 16 / sizeof(Element);
 
 // sin(x)^2 for |x| < 1e4, as the CPU computes it: the square has period pi.
 __device__ __forceinline__ float sin_squared(float x) {
@@ -76,44 +103,47 @@ __device__ __forceinline__ int first_position(const VocoderPast& past, const Voc
 }
 
 // One half of a layer's history in a slot, `[kept][channels]`.
-__device__ __forceinline__ float* history(const VocoderPast& past, const VocoderRow& row, int parity) {
-    return past.arena + row.slot * past.slot_floats + (long long)parity * past.half_floats + past.offset;
+template <typename Element>
+__device__ __forceinline__ Element* history(const VocoderPast& past, const VocoderRow& row, int parity) {
+    float* half = past.arena + row.slot * past.slot_floats + (long long)parity * past.half_floats;
+    return reinterpret_cast<Element*>(half + past.offset);
 }
 
-// Floats of a history that one block moves on.
+// Bytes of a history that one block moves on.
 constexpr int MOVE_THREADS = 128;
 constexpr int MOVE_UNROLL = 8;
-constexpr int MOVE_FLOATS = MOVE_THREADS * MOVE_UNROLL * 4;
+constexpr int MOVE_BYTES = MOVE_THREADS * MOVE_UNROLL * 16;
 
-// Writes the history behind this step: the last `kept` of history and new rows. `part` counts blocks of MOVE_FLOATS
+// Writes the history behind this step: the last `kept` of history and new rows. `part` counts blocks of MOVE_BYTES
 // over all rows of the launch. Threads beyond MOVE_THREADS do nothing.
-__device__ inline void move_history(const VocoderPast& past, const float* x, int positions, int channels, int kept,
+template <typename Element>
+__device__ inline void move_history(const VocoderPast& past, const Element* x, int positions, int channels, int kept,
                                     int part) {
-    int floats = kept * channels;
-    int parts = (floats + MOVE_FLOATS - 1) / MOVE_FLOATS;
+    constexpr int EACH = PIECE<Element>;
+    int pieces = kept * channels / EACH;
+    int parts = (pieces * 16 + MOVE_BYTES - 1) / MOVE_BYTES;
     int b = part / parts;
     VocoderRow row = past.rows[b];
     if (row.slot < 0 || row.frames <= 0 || threadIdx.x >= MOVE_THREADS) return;
     int fresh = row.frames * past.positions_per_frame;
-    const float* old = history(past, row, row.parity);
-    const float* in = x + (long long)b * positions * channels;
-    float* to = history(past, row, row.parity ^ 1);
+    const uint4* old = reinterpret_cast<const uint4*>(history<Element>(past, row, row.parity));
+    const uint4* in = reinterpret_cast<const uint4*>(x + (long long)b * positions * channels);
+    uint4* to = reinterpret_cast<uint4*>(history<Element>(past, row, row.parity ^ 1));
     // Both as one run of rows: what the new history begins with is `fresh` rows into it.
-    int skip = fresh * channels, start = (part % parts) * MOVE_FLOATS;
-    float4 held[MOVE_UNROLL];
+    int skip = fresh * channels / EACH, start = (part % parts) * (MOVE_BYTES / 16);
+    uint4 held[MOVE_UNROLL];
 #pragma unroll
     for (int i = 0; i < MOVE_UNROLL; i++) {
-        int at = start + (i * MOVE_THREADS + threadIdx.x) * 4;
-        if (at < floats) {
+        int at = start + i * MOVE_THREADS + threadIdx.x;
+        if (at < pieces) {
             int from = at + skip;
-            const float* source = from < floats ? old + from : in + (from - floats);
-            held[i] = *reinterpret_cast<const float4*>(source);
+            held[i] = from < pieces ? old[from] : in[from - pieces];
         }
     }
 #pragma unroll
     for (int i = 0; i < MOVE_UNROLL; i++) {
-        int at = start + (i * MOVE_THREADS + threadIdx.x) * 4;
-        if (at < floats) *reinterpret_cast<float4*>(to + at) = held[i];
+        int at = start + i * MOVE_THREADS + threadIdx.x;
+        if (at < pieces) to[at] = held[i];
     }
 }
 

@@ -7,23 +7,25 @@
 // tap; a transposed convolution of stride s is a convolution whose row of outputs is s consecutive positions.
 //
 // Results depend on nothing but the inputs: whatever the tile, an output is one chain of additions over taps and
-// channels in the same order. Tensor cores multiply TF32 (operands are rounded where they are written, not here); the
-// F32 kernels are the same but for their inner loop.
+// channels in the same order. Tensor cores multiply TF32 or F16 (operands are rounded where they are written, not here),
+// which have the same tiles in bytes: a step is 128 bytes of each row, taps behind each other. The F32 kernels are the
+// same but for their inner loop.
 #include "vocoder.cuh"
 
 struct VocoderConvArgs {
-    const float* x;  // [rows][positions][channels]
-    const float* w;  // [outputs][taps][channels rounded up to 32]
+    const void* x;   // operands [rows][positions][channels]
+    const void* w;   // operands [outputs][taps * channels rounded up to whole steps]
     const float* bias;      // [outputs]; null: none
     const float* residual;  // like y, may be y; null: none; not with an activation
     const float* snake_a;   // [snake_period]; null: no snake
     const float* snake_b;
     float* y;  // the sum as it is, [rows * positions][outputs]; null: not wanted
-    float* z;  // as operand of the next product: after the activation, rounded; null: not wanted
+    void* z;   // as operand of the next product: after the activation, rounded; null: not wanted
+    unsigned* clipped;  // how many operands were beyond the largest
     VocoderPast past;
     int rows;
     int positions;  // per row
-    int channels;   // multiple of 4
+    int channels;   // a multiple of 16 bytes
     int taps;
     int dilation;
     int outputs;  // multiple of 4
@@ -33,17 +35,17 @@ struct VocoderConvArgs {
     int tiles;  // blocks behind them move the history on
 };
 
-static_assert(sizeof(VocoderRow) == 16 && sizeof(VocoderPast) == 40 && sizeof(VocoderConvArgs) == 144,
-              "src/model/cuda/vocoder/args.rs has the same structs");
+static_assert(sizeof(VocoderRow) == 16 && sizeof(VocoderPast) == 40 && sizeof(VocoderConvArgs) == 152,
+              "src/cuda/vocoder/args.rs has the same structs");
 
 namespace vocoder {
 
 enum Activation { NONE = 0, GELU = 1, SILU_PAIRS = 2 };
 
-constexpr int DEPTH = 32;  // channels of a step through shared memory: 128 bytes, 8 pieces of 16
-constexpr int THREADS = 128;
+constexpr int LINE = 128;  // bytes of a row in a step through shared memory: 8 pieces of 16
+constexpr int PAIRS = 4;   // of pieces in it, each the depth of one product of a warp
 
-__device__ __forceinline__ void copy_async(unsigned to, const float* from, bool there) {
+__device__ __forceinline__ void copy_async(unsigned to, const void* from, bool there) {
     int bytes = there ? 16 : 0;  // the rest is zeros
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
@@ -62,28 +64,51 @@ __device__ __forceinline__ void load_4x4(unsigned (&r)[4], unsigned from) {
 __device__ __forceinline__ void load_2x4(unsigned& a, unsigned& b, unsigned from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
+// 4 TF32 numbers of a register's row and piece, or 8 F16 ones: the fragments lie alike.
+template <typename Operand>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    if constexpr (sizeof(typename Operand::Element) == 2) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+}
+
+// Two operands side by side.
+template <typename Operand>
+__device__ __forceinline__ void put(void* z, long long at, float2 v, unsigned* clipped) {
+    using Element = typename Operand::Element;
+    struct alignas(2 * sizeof(Element)) Both {
+        Element x, y;
+    };
+    *reinterpret_cast<Both*>(static_cast<Element*>(z) + at) = {Operand::of(v.x, clipped), Operand::of(v.y, clipped)};
 }
 
 // Where a row of the tile reads.
 struct Source {
-    const float* fresh;  // position 0 of the launch
-    const float* old;    // the position after the last one of the history
+    const void* fresh;  // position 0 of the launch
+    const void* old;    // the position after the last one of the history
     int position;
     int first;  // positions before it are zeros
 };
 
 // A tile of ROWS x COLUMNS outputs by WARPS_M x WARPS_N warps, STAGES rounds of GROUP steps in flight.
-template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int GROUP, int STAGES, bool TENSOR>
+template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int GROUP, int STAGES, typename Operand>
 __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
-    static_assert(WARPS_M * WARPS_N * 32 == THREADS, "warps");
+    using Element = typename Operand::Element;
+    constexpr bool TENSOR = Operand::TENSOR;
+    constexpr int EACH = PIECE<Element>, DEPTH = 8 * EACH;  // elements of a piece and of a step
+    constexpr int THREADS = WARPS_M * WARPS_N * 32, LINES = THREADS / 8;  // lines that the block copies at once
     constexpr int TALL = ROWS / WARPS_M / 16, WIDE = COLUMNS / WARPS_N / 8;
-    constexpr int A_COPIES = ROWS * 8 / THREADS, B_COPIES = COLUMNS * 8 / THREADS;
-    constexpr int A_BYTES = ROWS * DEPTH * 4, B_BYTES = COLUMNS * DEPTH * 4;
+    constexpr int A_COPIES = ROWS / LINES, B_COPIES = COLUMNS / LINES;
+    static_assert(A_COPIES * LINES == ROWS && B_COPIES * LINES == COLUMNS, "copies");
+    constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE;
     constexpr int STEP_BYTES = A_BYTES + B_BYTES, STAGE_BYTES = GROUP * STEP_BYTES;
     // Small tiles wait for latency, not for tensor cores: they read all operands of a round before they multiply.
     constexpr bool AHEAD = TALL * WIDE < 12;
@@ -93,14 +118,15 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     if ((int)blockIdx.x >= p.tiles) {
         wait_for_previous();
         let_next_start();
-        move_history(p.past, p.x, p.positions, p.channels, (p.taps - 1) * p.dilation, (int)blockIdx.x - p.tiles);
+        move_history(p.past, static_cast<const Element*>(p.x), p.positions, p.channels, (p.taps - 1) * p.dilation,
+                     (int)blockIdx.x - p.tiles);
         return;
     }
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int first_row = (int)blockIdx.x / p.column_tiles * ROWS;
     const int first_column = (int)blockIdx.x % p.column_tiles * COLUMNS;
     const int all_rows = p.rows * p.positions;
-    const int steps_per_tap = (p.channels + DEPTH - 1) / DEPTH, steps = steps_per_tap * p.taps;
+    const int pieces_per_tap = p.channels / EACH, steps = (pieces_per_tap * p.taps + 7) / 8;
     const int rounds = (steps + GROUP - 1) / GROUP;
     const int padded = steps * DEPTH;
 
@@ -109,7 +135,8 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const int piece = tid % 8, line = tid / 8;
     const unsigned base = (unsigned)__cvta_generic_to_shared(stages);
     const unsigned copy_to = base + line * 128 + ((piece ^ (line & 7)) << 4);
-    const float* weights = p.w + (long long)(first_column + line) * padded + piece * 4;
+    const Element* all_weights = static_cast<const Element*>(p.w);
+    const Element* weights = all_weights + (long long)(first_column + line) * padded + piece * EACH;
     auto load_weights = [&](int round) {
         unsigned to = copy_to + (round % STAGES) * STAGE_BYTES + A_BYTES;
 #pragma unroll
@@ -117,8 +144,9 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
             int step = round * GROUP + g;
 #pragma unroll
             for (int i = 0; i < B_COPIES; i++) {
-                bool there = step < steps && first_column + line + i * 16 < p.outputs;
-                copy_async(to + i * 16 * 128, there ? weights + (long long)i * 16 * padded + step * DEPTH : p.w, there);
+                bool there = step < steps && first_column + line + i * LINES < p.outputs;
+                const Element* from = there ? weights + (long long)i * LINES * padded + step * DEPTH : all_weights;
+                copy_async(to + i * LINES * LINE, from, there);
             }
         }
     };
@@ -136,10 +164,10 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
             source.position = row - b * p.positions;
             if (info.slot >= 0 && source.position < info.frames * p.past.positions_per_frame) {
                 wanted = true;
-                source.fresh = p.x + (long long)b * p.positions * p.channels;
+                source.fresh = static_cast<const Element*>(p.x) + (long long)b * p.positions * p.channels;
                 source.first = first_position(p.past, info);
                 if (p.taps > 1)
-                    source.old = history(p.past, info, info.parity) + (p.taps - 1) * p.dilation * p.channels;
+                    source.old = history<Element>(p.past, info, info.parity) + (p.taps - 1) * p.dilation * p.channels;
             }
         }
         sources[i] = source;
@@ -151,36 +179,33 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
         return;
     }
 
-    const float* from[A_COPIES];
+    const Element* from[A_COPIES];
     unsigned there_bits = 0;
-    int load_tap = 0, load_step = 0;  // of the next step that is fetched
+    int load_tap = -1, load_piece = piece + pieces_per_tap;  // of the next step that is fetched: this thread's piece
     auto load_inputs = [&](int round) {
         unsigned to = copy_to + (round % STAGES) * STAGE_BYTES;
 #pragma unroll
-        for (int g = 0; g < GROUP; g++, to += STEP_BYTES) {
-            // Behind the last step come zeros.
-            bool inside = load_tap < p.taps && load_step * DEPTH + piece * 4 < p.channels;
-            if (load_step == 0) {
+        for (int g = 0; g < GROUP; g++, to += STEP_BYTES, load_piece += 8) {
+            if (load_piece >= pieces_per_tap) {
+                do load_piece -= pieces_per_tap, load_tap++;
+                while (load_piece >= pieces_per_tap);
                 int shift = (p.taps - 1 - load_tap) * p.dilation;
                 there_bits = 0;
 #pragma unroll
                 for (int i = 0; i < A_COPIES; i++) {
-                    Source source = sources[line + i * 16];
+                    Source source = sources[line + i * LINES];
                     int at = source.position - shift;
-                    bool there = inside && at >= source.first;
-                    const float* begin = at >= 0 ? source.fresh : source.old;
-                    from[i] = (there ? begin + (long long)at * p.channels : p.x) + piece * 4;
+                    // Behind the last tap come zeros.
+                    bool there = load_tap < p.taps && at >= source.first;
+                    const Element* begin = static_cast<const Element*>(at >= 0 ? source.fresh : source.old);
+                    from[i] = there ? begin + (long long)at * p.channels : static_cast<const Element*>(p.x);
                     there_bits |= (unsigned)there << i;
                 }
             }
 #pragma unroll
             for (int i = 0; i < A_COPIES; i++) {
-                bool there = inside && (there_bits >> i & 1);
-                copy_async(to + i * 16 * 128, there ? from[i] + load_step * DEPTH : p.x, there);
-            }
-            if (++load_step == steps_per_tap) {
-                load_step = 0;
-                load_tap++;
+                bool there = there_bits >> i & 1;
+                copy_async(to + i * LINES * LINE, there ? from[i] + load_piece * EACH : from[i], there);
             }
         }
     };
@@ -198,7 +223,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const unsigned b_line = (warp_column + lane % 8 + lane / 16 * 8) * 128, b_piece = lane / 8 & 1;
     const unsigned twist = lane & 7;
 
-    // The operands of 8 channels: piece pairs `k` of the step that begins at `a`.
+    // The operands of a pair of pieces: pair `k` of the step that begins at `a`.
     auto read = [&](unsigned (&left)[TALL][4], unsigned (&right)[WIDE][2], unsigned a, int k) {
         const unsigned b = a + A_BYTES;
 #pragma unroll
@@ -219,9 +244,8 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
 #pragma unroll
         for (int i = 0; i < TALL; i++)
 #pragma unroll
-            for (int j = 0; j < WIDE; j++) multiply_add(sums[i][j], left[i], right[j]);
+            for (int j = 0; j < WIDE; j++) multiply_add<Operand>(sums[i][j], left[i], right[j]);
     };
-    constexpr int EIGHTS = DEPTH / 8;
 
     for (int round = 0; round < rounds; round++) {
         wait_groups<STAGES - 2>();
@@ -236,18 +260,18 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
         };
         const unsigned stage = base + (round % STAGES) * STAGE_BYTES;
         if constexpr (TENSOR && AHEAD) {
-            unsigned left[GROUP * EIGHTS][TALL][4], right[GROUP * EIGHTS][WIDE][2];
+            unsigned left[GROUP * PAIRS][TALL][4], right[GROUP * PAIRS][WIDE][2];
 #pragma unroll
-            for (int k = 0; k < GROUP * EIGHTS; k++) read(left[k], right[k], stage + k / EIGHTS * STEP_BYTES, k % EIGHTS);
+            for (int k = 0; k < GROUP * PAIRS; k++) read(left[k], right[k], stage + k / PAIRS * STEP_BYTES, k % PAIRS);
             fetch();
 #pragma unroll
-            for (int k = 0; k < GROUP * EIGHTS; k++) multiply(left[k], right[k]);
+            for (int k = 0; k < GROUP * PAIRS; k++) multiply(left[k], right[k]);
         } else if constexpr (TENSOR) {
             fetch();
 #pragma unroll
-            for (int k = 0; k < GROUP * EIGHTS; k++) {
+            for (int k = 0; k < GROUP * PAIRS; k++) {
                 unsigned left[TALL][4], right[WIDE][2];
-                read(left, right, stage + k / EIGHTS * STEP_BYTES, k % EIGHTS);
+                read(left, right, stage + k / PAIRS * STEP_BYTES, k % PAIRS);
                 multiply(left, right);
             }
         } else {
@@ -322,7 +346,8 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
                 if (row >= all_rows) continue;
                 float2 v = make_float2(sums[i][j][h * 2] + bias.x, sums[i][j][h * 2 + 1] + bias.y);
                 if (p.activation == SILU_PAIRS) {
-                    p.z[(long long)row * (p.outputs / 2) + column / 2] = operand<TENSOR>(silu(v.x) * v.y);
+                    Element* z = static_cast<Element*>(p.z) + (long long)row * (p.outputs / 2) + column / 2;
+                    *z = Operand::of(silu(v.x) * v.y, p.clipped);
                     continue;
                 }
                 long long at = (long long)row * p.outputs + column;
@@ -330,7 +355,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
                 if (p.y) *reinterpret_cast<float2*>(p.y + at) = v;
                 if (p.z) {
                     if (p.snake_a) v = make_float2(snake(v.x, turn.x, height.x), snake(v.y, turn.y, height.y));
-                    *reinterpret_cast<float2*>(p.z + at) = make_float2(operand<TENSOR>(v.x), operand<TENSOR>(v.y));
+                    put<Operand>(p.z, at, v, p.clipped);
                 }
             }
     }
@@ -339,14 +364,20 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
 }  // namespace vocoder
 
 // Tiles from many positions to few. The host knows their shapes and shared memory by name (src/cuda/vocoder/tiles.rs).
-#define VOCODER_CONV(NAME, ROWS, COLUMNS, GROUP, STAGES)                                                       \
-    extern "C" __global__ void __launch_bounds__(128, 3) vocoder_conv_tf32_##NAME(VocoderConvArgs args) {      \
-        vocoder::convolve<ROWS, COLUMNS, ROWS == 16 ? 1 : 2, ROWS == 16 ? 4 : 2, GROUP, STAGES, true>(args);   \
-    }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(128) vocoder_conv_f32_##NAME(VocoderConvArgs args) {          \
-        vocoder::convolve<ROWS, COLUMNS, ROWS == 16 ? 1 : 2, ROWS == 16 ? 4 : 2, GROUP, STAGES, false>(args);  \
+#define VOCODER_CONV(NAME, ROWS, COLUMNS, WARPS_M, WARPS_N, GROUP, STAGES, RESIDENT)                               \
+    extern "C" __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, RESIDENT)                                   \
+        vocoder_conv_f16_##NAME(VocoderConvArgs args) {                                                             \
+        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, GROUP, STAGES, vocoder::F16>(args);                      \
+    }                                                                                                               \
+    extern "C" __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, RESIDENT)                                   \
+        vocoder_conv_tf32_##NAME(VocoderConvArgs args) {                                                            \
+        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, GROUP, STAGES, vocoder::Tf32>(args);                     \
+    }                                                                                                               \
+    extern "C" __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) vocoder_conv_f32_##NAME(VocoderConvArgs args) { \
+        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, GROUP, STAGES, vocoder::F32>(args);                      \
     }
-VOCODER_CONV(64x96, 64, 96, 1, 3)
-VOCODER_CONV(64x48, 64, 48, 1, 4)
-VOCODER_CONV(32x48, 32, 48, 2, 3)
-VOCODER_CONV(16x32, 16, 32, 4, 3)
+VOCODER_CONV(128x96, 128, 96, 4, 2, 1, 3, 2)
+VOCODER_CONV(64x96, 64, 96, 2, 2, 1, 3, 3)
+VOCODER_CONV(64x48, 64, 48, 2, 2, 1, 4, 3)
+VOCODER_CONV(32x48, 32, 48, 2, 2, 2, 3, 3)
+VOCODER_CONV(16x32, 16, 32, 1, 4, 4, 3, 3)

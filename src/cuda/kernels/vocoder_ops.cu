@@ -1,12 +1,13 @@
 // What the vocoder does besides products: the sum of a frame's codebook rows, norms, attention over a window, depthwise
-// convolutions and the last one. Everything is f32; operands of products are rounded where TENSOR says so.
+// convolutions and the last one. Everything is computed in f32; `z` is written as operands of products.
 #include "vocoder.cuh"
 
 struct VocoderEmbedArgs {
     const unsigned* codes;  // [rows * frames][groups], in range
     const float* table;     // [groups][codebook][channels]
     float* y;               // [rows * frames][channels]; null: not wanted
-    float* z;               // as operand; null: not wanted
+    void* z;                // as operand; null: not wanted
+    unsigned* clipped;      // how many operands were beyond the largest; likewise below
     float scale;
     int groups;
     int codebook;
@@ -16,14 +17,16 @@ struct VocoderEmbedArgs {
 struct VocoderNormArgs {
     const float* x;  // [n][channels]
     const float* weight;
-    float* z;
+    void* z;
+    unsigned* clipped;
     float eps;
     int channels;
 };
 
 struct VocoderAttentionArgs {
     const float* qkv;          // [rows * frames][(heads + 2 kv_heads) * width], not turned yet
-    float* z;                  // [rows * frames][heads * width]
+    void* z;                   // [rows * frames][heads * width]
+    unsigned* clipped;
     const float* frequencies;  // [width / 2]
     float* arena;
     const VocoderRow* rows;
@@ -45,7 +48,8 @@ struct VocoderDepthwiseArgs {
     const float* bias;
     const float* norm_weight;
     const float* norm_bias;
-    float* z;
+    void* z;
+    unsigned* clipped;
     VocoderPast past;
     float eps;
     int rows;
@@ -55,10 +59,12 @@ struct VocoderDepthwiseArgs {
 };
 
 struct VocoderLastArgs {
-    const float* x;       // [rows][positions][channels]
+    const void* x;        // operands [rows][positions][channels]
     const float* weight;  // [taps][channels]
     const float* bias;    // [1]
     float* samples;       // [rows][positions], in [-1, 1]
+    const unsigned* clipped;
+    unsigned* told;  // gets what all kernels of the launch have counted in `clipped`
     VocoderPast past;
     int rows;
     int positions;
@@ -66,13 +72,13 @@ struct VocoderLastArgs {
     int taps;  // 7
 };
 
-static_assert(sizeof(VocoderEmbedArgs) == 48 && sizeof(VocoderNormArgs) == 32 && sizeof(VocoderAttentionArgs) == 88 &&
-                  sizeof(VocoderDepthwiseArgs) == 112 && sizeof(VocoderLastArgs) == 88,
-              "src/model/cuda/vocoder/args.rs has the same structs");
+static_assert(sizeof(VocoderEmbedArgs) == 56 && sizeof(VocoderNormArgs) == 40 && sizeof(VocoderAttentionArgs) == 96 &&
+                  sizeof(VocoderDepthwiseArgs) == 120 && sizeof(VocoderLastArgs) == 104,
+              "src/cuda/vocoder/args.rs has the same structs");
 
 namespace vocoder {
 
-template <bool TENSOR>
+template <typename Operand>
 __device__ __forceinline__ void embed(const VocoderEmbedArgs& p) {
     wait_for_previous();
     let_next_start();
@@ -85,25 +91,25 @@ __device__ __forceinline__ void embed(const VocoderEmbedArgs& p) {
         sum *= p.scale;
         long long at = (long long)frame * p.channels + c;
         if (p.y) p.y[at] = sum;
-        if (p.z) p.z[at] = operand<TENSOR>(sum);
+        if (p.z) static_cast<typename Operand::Element*>(p.z)[at] = Operand::of(sum, p.clipped);
     }
 }
 
-template <bool TENSOR>
+template <typename Operand>
 __device__ __forceinline__ void rms_norm(const VocoderNormArgs& p) {
     __shared__ float scratch[8];
     wait_for_previous();
     let_next_start();
     const float* x = p.x + (long long)blockIdx.x * p.channels;
-    float* z = p.z + (long long)blockIdx.x * p.channels;
+    auto* z = static_cast<typename Operand::Element*>(p.z) + (long long)blockIdx.x * p.channels;
     float squares = 0;
     for (int c = threadIdx.x; c < p.channels; c += 256) squares = fmaf(x[c], x[c], squares);
     float factor = 1.0f / sqrtf(block_sum<256>(squares, scratch) / p.channels + p.eps);
-    for (int c = threadIdx.x; c < p.channels; c += 256) z[c] = operand<TENSOR>(x[c] * factor * p.weight[c]);
+    for (int c = threadIdx.x; c < p.channels; c += 256) z[c] = Operand::of(x[c] * factor * p.weight[c], p.clipped);
 }
 
 // One block of 4 warps per row and key head, which fetches the window once; one warp per query.
-template <bool TENSOR>
+template <typename Operand>
 __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
     extern __shared__ __align__(16) float shared[];
     const int b = blockIdx.x / p.kv_heads, head = blockIdx.x % p.kv_heads;
@@ -189,19 +195,20 @@ __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
         }
         for (int other = 16; other > 0; other >>= 1) total += __shfl_xor_sync(~0u, total, other);
         __syncwarp();
-        float* z = p.z + ((long long)b * p.frames + t) * p.heads * p.width + q_head * p.width;
+        auto* z = static_cast<typename Operand::Element*>(p.z) + ((long long)b * p.frames + t) * p.heads * p.width +
+                  q_head * p.width;
         for (int c = lane; c < p.width; c += 32) {
             float sum = 0;
 #pragma unroll 8
             for (int j = missing; j < p.window; j++) sum = fmaf(scores[j], seen_values[j * pitch + c], sum);
-            z[c] = operand<TENSOR>(sum / total);
+            z[c] = Operand::of(sum / total, p.clipped);
         }
         __syncwarp();
     }
 }
 
 // A causal filter per channel, then layer norm over the channels. One block per position.
-template <bool TENSOR>
+template <typename Operand>
 __device__ __forceinline__ void depthwise_norm(const VocoderDepthwiseArgs& p) {
     extern __shared__ float shared[];  // [channels]
     __shared__ float scratch[8];
@@ -217,7 +224,7 @@ __device__ __forceinline__ void depthwise_norm(const VocoderDepthwiseArgs& p) {
     if (row.slot < 0) return;
     const int first = first_position(p.past, row);
     const float* fresh = p.x + (long long)b * p.positions * p.channels;
-    const float* old = history(p.past, row, row.parity) + kept * p.channels;
+    const float* old = history<float>(p.past, row, row.parity) + kept * p.channels;
     float sum = 0;
     for (int c = threadIdx.x; c < p.channels; c += 256) {
         float y = p.bias[c];
@@ -236,38 +243,50 @@ __device__ __forceinline__ void depthwise_norm(const VocoderDepthwiseArgs& p) {
         squares = fmaf(off, off, squares);
     }
     float factor = 1.0f / sqrtf(block_sum<256>(squares, scratch) / p.channels + p.eps);
-    float* z = p.z + (long long)blockIdx.x * p.channels;
+    auto* z = static_cast<typename Operand::Element*>(p.z) + (long long)blockIdx.x * p.channels;
     for (int c = threadIdx.x; c < p.channels; c += 256)
-        z[c] = operand<TENSOR>((shared[c] - mean) * factor * p.norm_weight[c] + p.norm_bias[c]);
+        z[c] = Operand::of((shared[c] - mean) * factor * p.norm_weight[c] + p.norm_bias[c], p.clipped);
 }
 
 // The last convolution: one output, 7 taps. A block of 128 threads does 64 positions: 16 groups of 8 threads, which share
 // the channels of 4 positions.
 constexpr int LAST_POSITIONS = 64, LAST_TAPS = 7, LAST_EACH = 4;
 
+__device__ __forceinline__ float4 four(const float* x) { return *reinterpret_cast<const float4*>(x); }
+__device__ __forceinline__ float4 four(const __half* x) {
+    uint2 bits = *reinterpret_cast<const uint2*>(x);
+    float2 low = __half22float2(reinterpret_cast<const __half2&>(bits.x));
+    float2 high = __half22float2(reinterpret_cast<const __half2&>(bits.y));
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+template <typename Operand>
 __device__ __forceinline__ void last(const VocoderLastArgs& p) {
+    using Element = typename Operand::Element;
     extern __shared__ __align__(16) float shared[];  // rows [64 + 6][channels], then weights [7][channels]
     constexpr int KEPT = LAST_TAPS - 1, ROWS = LAST_POSITIONS + KEPT;
     const int tiles = (p.positions + LAST_POSITIONS - 1) / LAST_POSITIONS;
     wait_for_previous();
     let_next_start();
+    const Element* inputs = static_cast<const Element*>(p.x);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p.told = *p.clipped;
     if ((int)blockIdx.x >= tiles * p.rows) {
-        move_history(p.past, p.x, p.positions, p.channels, KEPT, (int)blockIdx.x - tiles * p.rows);
+        move_history(p.past, inputs, p.positions, p.channels, KEPT, (int)blockIdx.x - tiles * p.rows);
         return;
     }
     const int b = blockIdx.x / tiles, begin = blockIdx.x % tiles * LAST_POSITIONS, fours = p.channels / 4;
     const VocoderRow row = p.past.rows[b];
     if (row.slot < 0) return;
     const int first = first_position(p.past, row);
-    const float4* fresh = reinterpret_cast<const float4*>(p.x + (long long)b * p.positions * p.channels);
-    const float4* old = reinterpret_cast<const float4*>(history(p.past, row, row.parity)) + KEPT * fours;
+    const Element* fresh = inputs + (long long)b * p.positions * p.channels;
+    const Element* old = history<Element>(p.past, row, row.parity) + KEPT * p.channels;
     float4* rows = reinterpret_cast<float4*>(shared);
     float4* weights = rows + ROWS * fours;
 #pragma unroll 8
     for (int i = threadIdx.x; i < ROWS * fours; i += 128) {
         int at = begin - KEPT + i / fours;
         bool there = at >= first && at < p.positions;
-        rows[i] = there ? (at >= 0 ? fresh : old)[(long long)at * fours + i % fours] : make_float4(0, 0, 0, 0);
+        rows[i] = there ? four((at >= 0 ? fresh : old) + (long long)at * p.channels + i % fours * 4) : float4{};
     }
     for (int i = threadIdx.x; i < LAST_TAPS * fours; i += 128) weights[i] = reinterpret_cast<const float4*>(p.weight)[i];
     __syncthreads();
@@ -304,15 +323,18 @@ __device__ __forceinline__ void last(const VocoderLastArgs& p) {
 
 }  // namespace vocoder
 
-#define VOCODER_OP(NAME, ARGS, BODY, THREADS)                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_tf32(ARGS args) {              \
-        vocoder::BODY<true>(args);                                                                        \
-    }                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_f32(ARGS args) {               \
-        vocoder::BODY<false>(args);                                                                       \
+#define VOCODER_OP(NAME, ARGS, BODY, THREADS)                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_f16(ARGS args) {  \
+        vocoder::BODY<vocoder::F16>(args);                                                   \
+    }                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_tf32(ARGS args) { \
+        vocoder::BODY<vocoder::Tf32>(args);                                                  \
+    }                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_f32(ARGS args) {  \
+        vocoder::BODY<vocoder::F32>(args);                                                   \
     }
 VOCODER_OP(embed, VocoderEmbedArgs, embed, 256)
 VOCODER_OP(rms_norm, VocoderNormArgs, rms_norm, 256)
 VOCODER_OP(attention, VocoderAttentionArgs, attend, 128)
 VOCODER_OP(depthwise_norm, VocoderDepthwiseArgs, depthwise_norm, 256)
-extern "C" __global__ void __launch_bounds__(128) vocoder_last(VocoderLastArgs args) { vocoder::last(args); }
+VOCODER_OP(last, VocoderLastArgs, last, 128)

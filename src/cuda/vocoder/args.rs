@@ -23,6 +23,7 @@ pub(super) struct ConvArgs {
     pub snake_b: u64,
     pub y: u64,
     pub z: u64,
+    pub clipped: u64,
     pub past: Past,
     pub rows: i32,
     pub positions: i32,
@@ -42,6 +43,7 @@ pub(super) struct EmbedArgs {
     pub table: u64,
     pub y: u64,
     pub z: u64,
+    pub clipped: u64,
     pub scale: f32,
     pub groups: i32,
     pub codebook: i32,
@@ -53,6 +55,7 @@ pub(super) struct NormArgs {
     pub x: u64,
     pub weight: u64,
     pub z: u64,
+    pub clipped: u64,
     pub eps: f32,
     pub channels: i32,
 }
@@ -61,6 +64,7 @@ pub(super) struct NormArgs {
 pub(super) struct AttentionArgs {
     pub qkv: u64,
     pub z: u64,
+    pub clipped: u64,
     pub frequencies: u64,
     pub arena: u64,
     pub rows: u64,
@@ -83,6 +87,7 @@ pub(super) struct DepthwiseArgs {
     pub norm_weight: u64,
     pub norm_bias: u64,
     pub z: u64,
+    pub clipped: u64,
     pub past: Past,
     pub eps: f32,
     pub rows: i32,
@@ -97,6 +102,8 @@ pub(super) struct LastArgs {
     pub weight: u64,
     pub bias: u64,
     pub samples: u64,
+    pub clipped: u64,
+    pub told: u64,
     pub past: Past,
     pub rows: i32,
     pub positions: i32,
@@ -105,6 +112,6 @@ pub(super) struct LastArgs {
 }
 
 // The sizes that the sources assert.
-const _: () = assert!(size_of::<Past>() == 40 && size_of::<ConvArgs>() == 144 && size_of::<EmbedArgs>() == 48);
-const _: () = assert!(size_of::<NormArgs>() == 32 && size_of::<AttentionArgs>() == 88);
-const _: () = assert!(size_of::<DepthwiseArgs>() == 112 && size_of::<LastArgs>() == 88);
+const _: () = assert!(size_of::<Past>() == 40 && size_of::<ConvArgs>() == 152 && size_of::<EmbedArgs>() == 56);
+const _: () = assert!(size_of::<NormArgs>() == 40 && size_of::<AttentionArgs>() == 96);
+const _: () = assert!(size_of::<DepthwiseArgs>() == 120 && size_of::<LastArgs>() == 104);

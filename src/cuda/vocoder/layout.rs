@@ -28,10 +28,10 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Room for `kept` positions of `channels`; gives their offset.
-    pub fn keep(&mut self, kept: usize, channels: usize) -> usize {
+    /// Room for `kept` positions of so many bytes; gives their offset.
+    pub fn keep(&mut self, kept: usize, bytes: usize) -> usize {
         let offset = self.half;
-        self.half += kept * channels;
+        self.half += kept * bytes / size_of::<f32>();
         offset
     }
 
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn nothing_in_a_slot_overlaps() {
         let mut layout = Layout::default();
-        assert_eq!([layout.keep(6, 8), layout.keep(2, 4), layout.keep(1, 4)], [0, 48, 56]);
+        assert_eq!([layout.keep(6, 32), layout.keep(2, 16), layout.keep(1, 16)], [0, 48, 56]);
         layout.cache(2, 100);
         assert_eq!((layout.half, layout.keys(0), layout.keys(1), layout.slot()), (60, 120, 320, 520));
     }

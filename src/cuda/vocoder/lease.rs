@@ -1,6 +1,6 @@
 //! Page-locked memory for launches: lent to a step and returned when its outcome was read.
 
-use super::workspace::ROW_WORDS;
+use super::workspace::{HEAD, ROW_WORDS};
 use super::{CudaVocoder, Limits};
 use crate::{CudaError, Event, Gpu, Pinned};
 use omni_model::no_block;
@@ -32,8 +32,8 @@ impl Pool {
         let Limits { batch, frames, .. } = net.limits;
         let pool = Pool {
             gpu: net.gpu.clone(),
-            input: batch * ROW_WORDS + frames * net.config.num_quantizers,
-            samples: frames * net.config.samples_per_frame(),
+            input: HEAD + batch * ROW_WORDS + frames * net.config.num_quantizers,
+            samples: HEAD + frames * net.config.samples_per_frame(),
             free: Mutex::default(),
         };
         let made = (0..leases).map(|_| Ok((pool.make()?, pool.span()?))).collect::<Result<Vec<_>, CudaError>>()?;

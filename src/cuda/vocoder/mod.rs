@@ -6,8 +6,8 @@
 //! only samples come back.
 //!
 //! The samples of a stream have the same bits however it is cut into chunks, whatever is decoded beside it, and
-//! whichever graph runs: every sum has one order. Products run on tensor cores with TF32 operands and f32 sums
-//! ([`Precision::Tf32`]; docs/cuda-vocoder.md has the measured loss) or in plain f32.
+//! whichever graph runs: every sum has one order. Products run on tensor cores with f32 sums, their operands F16 or TF32
+//! numbers ([`Precision`]; docs/cuda-vocoder.md has the measured loss), or in plain f32.
 
 mod args;
 mod contexts;
@@ -29,10 +29,29 @@ use omni_model::hf::VocoderConfig;
 /// How products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// On tensor cores: operands rounded to 11 significant bits, sums in f32. 44 dB or more below the signal is lost.
-    Tf32,
     /// All in f32, for comparing.
     F32,
+    /// On tensor cores: operands rounded to 11 significant bits, sums in f32. 44 dB or more below the signal is lost.
+    Tf32,
+    /// The same bits of operands in half the memory and time. What is beyond 65,504 is clipped there, and counted.
+    F16,
+}
+
+impl Precision {
+    /// Bytes of an operand.
+    fn bytes(self) -> usize {
+        if self == Precision::F16 { size_of::<u16>() } else { size_of::<f32>() }
+    }
+
+    /// The width that so many channels of operands have in memory: whole pieces of 16 bytes.
+    fn wide(self, channels: usize) -> usize {
+        channels.next_multiple_of(16 / self.bytes())
+    }
+
+    /// Operands of one step of a product.
+    fn depth(self) -> usize {
+        tiles::LINE / self.bytes()
+    }
 }
 
 /// Limits of the vocoder, which determine its memory.

@@ -2,25 +2,32 @@
 
 use super::args::{AttentionArgs, ConvArgs, DepthwiseArgs, EmbedArgs, LastArgs, NormArgs, Past};
 use super::layout::History;
-use super::tiles::{DEPTH, TILES, pick};
+use super::tiles::{TILES, pick};
 use super::weights::{Block, CONVNEXT_EPS, ConvNext, Layer, Product, Snake, TAPS, Weights};
-use super::workspace::{ROW_WORDS, Workspace};
+use super::workspace::{HEAD, ROW_WORDS, Workspace};
 use super::{Limits, Precision};
 use crate::kernel::kernel_args;
 use crate::{Buffer, CudaError, Gpu, Kernel, Shape, Stream};
 use omni_model::hf::VocoderConfig;
 use omni_model::{Checkpoint, LoadError};
 
-/// Threads of a block: products, attention and the last layer; everything else.
+/// Threads of a block: attention and the last layer; everything else but products.
 const NARROW: u32 = 128;
 const BROAD: u32 = 256;
-/// Floats of a history that one block moves on.
-const MOVE_FLOATS: usize = 4096;
+/// Bytes of a history that one block moves on.
+const MOVE_BYTES: usize = 16 << 10;
 /// Samples of a block of the last layer.
 const LAST_POSITIONS: usize = 64;
 
 /// Shared memory that a block can have on every GPU we serve.
 const MOST_SHARED: usize = 160 << 10;
+
+/// The kernels of an operation, by precision.
+macro_rules! names {
+    ($name:literal) => {
+        [concat!($name, "_f32"), concat!($name, "_tf32"), concat!($name, "_f16")]
+    };
+}
 
 /// What a product does with its sums.
 #[derive(Clone, Copy)]
@@ -71,7 +78,7 @@ impl CudaVocoder {
             return Err(LoadError::Invalid { file: "config.json".into(), reason });
         }
         let weights = Weights::load(gpu, checkpoint, precision, &limits)?;
-        let kernels = Kernels::new(gpu, precision, &config, &limits, weights.last.snake.channels)?;
+        let kernels = Kernels::new(gpu, weights.precision, &config, &limits, weights.last.snake.channels)?;
         Ok(CudaVocoder { gpu: gpu.clone(), config, limits, weights, kernels })
     }
 
@@ -100,22 +107,22 @@ impl Kernels {
         limits: &Limits,
         last_channels: usize,
     ) -> Result<Kernels, CudaError> {
-        let of = |names: [&'static str; 2]| gpu.kernel(names[usize::from(precision == Precision::F32)]);
+        let of = |names: [&'static str; 3]| gpu.kernel(names[precision as usize]);
         let conv = TILES.iter().map(|tile| {
             let kernel = of(tile.names)?;
             kernel.allow_shared(tile.shared())?;
             Ok(kernel)
         });
-        let attention = of(["vocoder_attention_tf32", "vocoder_attention_f32"])?;
+        let attention = of(names!("vocoder_attention"))?;
         attention.allow_shared(attention_shared(config, limits.chunk()))?;
-        let last = gpu.kernel("vocoder_last")?;
+        let last = of(names!("vocoder_last"))?;
         last.allow_shared(last_shared(last_channels))?;
         Ok(Kernels {
             conv: conv.collect::<Result<_, CudaError>>()?,
-            embed: of(["vocoder_embed_tf32", "vocoder_embed_f32"])?,
-            norm: of(["vocoder_rms_norm_tf32", "vocoder_rms_norm_f32"])?,
+            embed: of(names!("vocoder_embed"))?,
+            norm: of(names!("vocoder_rms_norm"))?,
             attention,
-            depthwise: of(["vocoder_depthwise_norm_tf32", "vocoder_depthwise_norm_f32"])?,
+            depthwise: of(names!("vocoder_depthwise_norm"))?,
             last,
         })
     }
@@ -247,7 +254,7 @@ impl Queue<'_> {
 
     fn product(&self, layer: &Product, x: u64, out: Out<'_>) -> Result<(), CudaError> {
         let positions = self.frames * layer.history.rate;
-        let steps = layer.channels.div_ceil(DEPTH) * layer.taps;
+        let steps = (layer.channels * layer.taps).div_ceil(self.net.weights.precision.depth());
         let which = pick(self.rows * positions, layer.outputs, steps, self.net.gpu.multiprocessors() as usize);
         let tile = &TILES[which];
         let tiles = tile.blocks(self.rows * positions, layer.outputs);
@@ -260,6 +267,7 @@ impl Queue<'_> {
             snake_b: out.snake.map_or(0, |snake| snake.b.address()),
             y: out.y,
             z: out.z,
+            clipped: self.clipped(),
             past: self.past(layer.history),
             rows: self.rows as i32,
             positions: positions as i32,
@@ -272,7 +280,7 @@ impl Queue<'_> {
             column_tiles: layer.outputs.div_ceil(tile.columns) as i32,
             tiles: tiles as i32,
         };
-        let shape = Shape::new(tiles + self.moves(layer.history, layer.channels), NARROW).shared(tile.shared());
+        let shape = Shape::new(tiles + self.moves(layer.history, layer.channels), tile.threads).shared(tile.shared());
         // SAFETY: the arguments of every product; addresses are of this net's weights and workspace, whose sizes are
         // made for the limits that `rows` and `frames` keep.
         unsafe { self.net.kernels.conv[which].launch(self.stream, shape.overlapping(), kernel_args![args]) }
@@ -281,10 +289,11 @@ impl Queue<'_> {
     fn embed(&self, y: u64, z: u64) -> Result<(), CudaError> {
         let (embed, config) = (&self.net.weights.embed, &self.net.config);
         let args = EmbedArgs {
-            codes: self.workspace.input.at(self.net.limits.batch * ROW_WORDS),
+            codes: self.workspace.input.at(HEAD + self.net.limits.batch * ROW_WORDS),
             table: embed.table.address(),
             y,
             z,
+            clipped: self.clipped(),
             scale: embed.scale,
             groups: config.num_quantizers as i32,
             codebook: config.codebook_size as i32,
@@ -298,7 +307,8 @@ impl Queue<'_> {
     fn norm(&self, x: u64, weight: &Buffer<f32>, z: u64) -> Result<(), CudaError> {
         let t = &self.net.config.transformer;
         let eps = t.rms_norm_eps as f32;
-        let args = NormArgs { x, weight: weight.address(), z, eps, channels: t.hidden_size as i32 };
+        let (clipped, channels) = (self.clipped(), t.hidden_size as i32);
+        let args = NormArgs { x, weight: weight.address(), z, clipped, eps, channels };
         let shape = Shape::new(self.rows * self.frames, BROAD).overlapping();
         // SAFETY: as for products.
         unsafe { self.net.kernels.norm.launch(self.stream, shape, kernel_args![args]) }
@@ -309,9 +319,10 @@ impl Queue<'_> {
         let args = AttentionArgs {
             qkv,
             z,
+            clipped: self.clipped(),
             frequencies: self.net.weights.frequencies.address(),
             arena: self.workspace.arena.address(),
-            rows: self.workspace.input.address(),
+            rows: self.workspace.input.at(HEAD),
             slot_floats: layout.slot() as i64,
             keys: layout.keys(layer) as i64,
             frames: self.frames as i32,
@@ -337,6 +348,7 @@ impl Queue<'_> {
             norm_weight: layer.norm.0.address(),
             norm_bias: layer.norm.1.address(),
             z,
+            clipped: self.clipped(),
             past: self.past(layer.history),
             eps: CONVNEXT_EPS,
             rows: self.rows as i32,
@@ -344,7 +356,7 @@ impl Queue<'_> {
             channels: channels as i32,
             taps: layer.history.kept as i32 + 1,
         };
-        let blocks = self.rows * positions + self.moves(layer.history, channels);
+        let blocks = self.rows * positions + self.moved(layer.history, channels * size_of::<f32>());
         let shape = Shape::new(blocks, BROAD).shared(channels * size_of::<f32>()).overlapping();
         // SAFETY: as for products.
         unsafe { self.net.kernels.depthwise.launch(self.stream, shape, kernel_args![args]) }
@@ -357,7 +369,9 @@ impl Queue<'_> {
             x,
             weight: last.weight.address(),
             bias: last.bias.address(),
-            samples: self.workspace.samples.address(),
+            samples: self.workspace.samples.at(HEAD),
+            clipped: self.clipped(),
+            told: self.workspace.samples.address(),
             past: self.past(last.history),
             rows: self.rows as i32,
             positions: positions as i32,
@@ -374,11 +388,21 @@ impl Queue<'_> {
 
     fn past(&self, history: History) -> Past {
         let workspace = self.workspace;
-        self.net.weights.layout.past(history, workspace.arena.address(), workspace.input.address())
+        self.net.weights.layout.past(history, workspace.arena.address(), workspace.input.at(HEAD))
     }
 
-    /// Blocks that move a history on.
+    /// Where operands beyond the largest are counted.
+    fn clipped(&self) -> u64 {
+        self.workspace.input.address()
+    }
+
+    /// Blocks that move a history of operands on.
     fn moves(&self, history: History, channels: usize) -> usize {
-        self.rows * (history.kept * channels).div_ceil(MOVE_FLOATS)
+        self.moved(history, channels * self.net.weights.precision.bytes())
+    }
+
+    /// Blocks that move a history on whose positions have so many bytes.
+    fn moved(&self, history: History, bytes: usize) -> usize {
+        self.rows * (history.kept * bytes).div_ceil(MOVE_BYTES)
     }
 }

@@ -4,7 +4,7 @@ use super::contexts::{Context, Contexts};
 use super::lease::{Lease, Pool, Span};
 use super::net::CudaVocoder;
 use super::plan::{Launch, batches, plan};
-use super::workspace::{ROW_WORDS, Workspace};
+use super::workspace::{HEAD, ROW_WORDS, Workspace};
 use crate::{CudaError, Graph, Priority, Stream};
 use omni_core::ids::{FinishReason, Slot};
 use omni_model::error::not_open;
@@ -104,7 +104,7 @@ impl CudaVocoderStage {
         let begun = Instant::now();
         let (sequences, contexts) = (net.limits.sequences, net.limits.contexts);
         let stream = net.gpu.stream(Priority::High)?;
-        let workspace = Workspace::new(&net.gpu, &net.config, &net.weights, &net.limits)?;
+        let workspace = Workspace::new(&net.gpu, &net.config, &net.weights, net.weights.precision, &net.limits)?;
         pad_table(net, &workspace)?;
         let mut graphs = BTreeMap::new();
         for chunk in &net.limits.chunks {
@@ -210,7 +210,7 @@ impl CudaVocoderStage {
         };
         let samples = self.net.config.samples_per_frame();
         let lease = self.pool.lease()?;
-        let codes_at = limits.batch * ROW_WORDS;
+        let codes_at = HEAD + limits.batch * ROW_WORDS;
         let mut table = vec![PADDING; *sequences];
         let mut codes = vec![0; sequences * chunk * groups];
         for (at, piece) in launch.pieces.iter().enumerate() {
@@ -222,18 +222,19 @@ impl CudaVocoderStage {
             if let Some(sequence) = job.heard_by {
                 // What the reference drops at the start of a stream.
                 let skip = self.net.weights.drop.saturating_sub(place.frames * samples).min(piece.frames * samples);
-                let begin = at * chunk * samples;
+                let begin = HEAD + at * chunk * samples;
                 let range = begin + skip..begin + piece.frames * samples;
                 step.heard.push(Heard { sequence, lease: step.leases.len(), range });
             }
             place.frames += piece.frames;
             place.parity ^= 1;
         }
-        lease.input.set(0, table.as_flattened());
+        lease.input.set(0, &[0; HEAD]);
+        lease.input.set(HEAD, table.as_flattened());
         lease.input.set(codes_at, &codes);
         self.workspace.input.upload_async(&self.stream, 0, &lease.input, 0, codes_at + codes.len())?;
         graph.launch(&self.stream)?;
-        let told = launch.pieces.len() * chunk * samples;
+        let told = HEAD + launch.pieces.len() * chunk * samples;
         let copied = self.workspace.samples.download_async(&self.stream, 0, &lease.samples, 0, told);
         step.leases.push(lease);
         copied
@@ -245,7 +246,7 @@ const PADDING: [u32; ROW_WORDS] = [u32::MAX, 0, 0, 0];
 
 /// A table of padding.
 fn pad_table(net: &CudaVocoder, workspace: &Workspace) -> Result<(), CudaError> {
-    workspace.input.write(0, vec![PADDING; net.limits.batch].as_flattened())
+    workspace.input.write(HEAD, vec![PADDING; net.limits.batch].as_flattened())
 }
 
 impl Work {
@@ -387,6 +388,11 @@ impl PendingStep for Step {
                     _ => {}
                 }
             }
+        }
+        // Where it fails, what was not counted is not heard either.
+        if let Some(span) = &self.span {
+            let counts = self.leases.iter().map(|lease| u64::from(lease.samples.settled(1)[0].to_bits()));
+            span.end.gpu().count_clipped(counts.sum());
         }
         let phases = device_time.map(|time| Phases::only(telemetry::Phase::Vocoder, time)).unwrap_or_default();
         let times = DeviceTimes { total: device_time, phases };

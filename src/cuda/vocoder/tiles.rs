@@ -1,22 +1,23 @@
 //! Chooses the tile of a product. Results do not depend on it.
 
-/// Channels of one step of a product through shared memory, and bytes of such a line.
-pub(super) const DEPTH: usize = 32;
-const LINE: usize = DEPTH * size_of::<f32>();
+/// Bytes of a row in one step of a product through shared memory.
+pub(super) const LINE: usize = 128;
 /// Further bytes that a block keeps for each row of its tile.
 const ROW_BYTES: usize = 24;
 
 /// One shape that `kernels/vocoder_conv.cu` has a kernel for.
 pub(super) struct Tile {
-    /// Kernels for tensor cores and for f32.
-    pub names: [&'static str; 2],
+    /// Kernels, by precision.
+    pub names: [&'static str; 3],
     pub rows: usize,
     pub columns: usize,
+    /// Threads of a block.
+    pub threads: u32,
     /// Steps that it holds in shared memory.
     held: usize,
     /// Blocks that a multiprocessor holds at once.
     resident: usize,
-    /// Microseconds of a step of [`DEPTH`] channels: of the first block of a multiprocessor, and of each beside it.
+    /// Microseconds of a step: of the first block of a multiprocessor, and of each beside it.
     step: (f64, f64),
     /// Microseconds that a block takes besides.
     rest: f64,
@@ -34,11 +35,16 @@ impl Tile {
 }
 
 macro_rules! tile {
-    ($shape:literal, $size:expr, $held:literal, $resident:literal, $step:expr, $rest:literal) => {
+    ($shape:literal, $size:expr, $threads:literal, $held:literal, $resident:literal, $step:expr, $rest:literal) => {
         Tile {
-            names: [concat!("vocoder_conv_tf32_", $shape), concat!("vocoder_conv_f32_", $shape)],
+            names: [
+                concat!("vocoder_conv_f32_", $shape),
+                concat!("vocoder_conv_tf32_", $shape),
+                concat!("vocoder_conv_f16_", $shape),
+            ],
             rows: $size.0,
             columns: $size.1,
+            threads: $threads,
             held: $held,
             resident: $resident,
             step: $step,
@@ -49,11 +55,12 @@ macro_rules! tile {
 
 /// With the times that an H200 took (`kernels/selftest/vocoder_selftest.cu` prints them). On another GPU they only have
 /// to be in proportion.
-pub(super) const TILES: [Tile; 4] = [
-    tile!("64x96", (64, 96), 3, 3, (0.61, 0.21), 3.0),
-    tile!("64x48", (64, 48), 4, 3, (0.48, 0.07), 2.0),
-    tile!("32x48", (32, 48), 6, 3, (0.26, 0.09), 1.2),
-    tile!("16x32", (16, 32), 12, 3, (0.19, 0.05), 0.8),
+pub(super) const TILES: [Tile; 5] = [
+    tile!("128x96", (128, 96), 256, 3, 2, (0.80, 0.35), 3.0),
+    tile!("64x96", (64, 96), 128, 3, 3, (0.61, 0.21), 3.0),
+    tile!("64x48", (64, 48), 128, 4, 3, (0.48, 0.07), 2.0),
+    tile!("32x48", (32, 48), 128, 6, 3, (0.26, 0.09), 1.2),
+    tile!("16x32", (16, 32), 128, 12, 3, (0.19, 0.05), 0.8),
 ];
 
 /// The index of the tile that takes the least time for a product of so many rows, columns and steps: blocks come to a

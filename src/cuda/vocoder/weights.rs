@@ -1,7 +1,7 @@
 //! The net on the device: everything under `code2wav`, or under `decoder` in the file of the codec.
 
 use super::layout::{History, Layout};
-use super::packing::{self, Packed, wide};
+use super::packing::{self, Packed};
 use super::{Limits, Precision};
 use crate::{Buffer, CudaError, Gpu};
 use candle_core::{DType, Device, Tensor};
@@ -19,18 +19,35 @@ const PRE_TAPS: usize = 3;
 const DILATIONS: [usize; 3] = [1, 3, 9];
 /// Epsilon of ConvNeXt's layer norm.
 pub(super) const CONVNEXT_EPS: f32 = 1e-6;
+/// What memory is for, in errors.
+const WHAT: &str = "the weights of the vocoder";
 /// Codewords that the training hardly used count as used this much.
 const LEAST_USAGE: f64 = 1e-5;
 
 /// A convolution, transposed convolution or linear layer.
 pub(super) struct Product {
-    pub weight: Buffer<f32>,
+    pub weight: Operands,
     pub bias: Option<Buffer<f32>>,
     pub channels: usize,
     pub outputs: usize,
     pub taps: usize,
     pub dilation: usize,
     pub history: History,
+}
+
+/// Weights in the element type of products.
+pub(super) enum Operands {
+    Wide(Buffer<f32>),
+    Half(Buffer<u16>),
+}
+
+impl Operands {
+    pub fn address(&self) -> u64 {
+        match self {
+            Operands::Wide(buffer) => buffer.address(),
+            Operands::Half(buffer) => buffer.address(),
+        }
+    }
 }
 
 /// `x + b sin(a x)^2`; zeros in the channels that fill up.
@@ -101,6 +118,8 @@ pub(super) struct Weights {
     pub layout: Layout,
     /// Samples at the start of a stream that are dropped.
     pub drop: usize,
+    /// How products are computed: as asked for, where all widths allow it.
+    pub precision: Precision,
 }
 
 /// Reads, packs and uploads, layer after layer as data flows.
@@ -120,7 +139,7 @@ impl Weights {
             Family::Tts(_) => (checkpoint.codec_loader(&["decoder"], &Device::Cpu)?, "decoder"),
         };
         let config = checkpoint.family().vocoder();
-        check(config)?;
+        let precision = check(config, precision)?;
         let mut builder = Builder { gpu, precision, layout: Layout::default(), rate: 1, drop: 0 };
         let weights = builder.weights(&loader.scope(root), config, limits)?;
         loader.finish()?;
@@ -128,8 +147,9 @@ impl Weights {
     }
 }
 
-/// The kernels copy whole float4s of every activation. They fill up odd widths where they can.
-fn check(config: &VocoderConfig) -> Loaded<()> {
+/// The kernels copy whole pieces of 16 bytes of every activation. They fill up odd widths where they can; where they
+/// cannot, F16 gives way to TF32, whose pieces are shorter.
+fn check(config: &VocoderConfig, precision: Precision) -> Loaded<Precision> {
     let t = &config.transformer;
     let mut sizes = vec![
         ("hidden_size", t.hidden_size),
@@ -140,10 +160,13 @@ fn check(config: &VocoderConfig) -> Loaded<()> {
     if let VocoderInput::Residual { sum_width, .. } = config.input {
         sizes.push(("codebook_dim", sum_width));
     }
-    let odd = sizes.into_iter().filter(|(_, size)| !size.is_multiple_of(4));
-    let lines: Vec<_> = odd.map(|(name, size)| format!("{name} = {size} of the vocoder is no multiple of 4")).collect();
+    let odd = |of: usize| sizes.iter().filter(move |(_, size)| !size.is_multiple_of(of));
+    let lines: Vec<_> =
+        odd(4).map(|(name, size)| format!("{name} = {size} of the vocoder is no multiple of 4")).collect();
     if lines.is_empty() {
-        return Ok(());
+        let Some((name, size)) = odd(8).next().filter(|_| precision == Precision::F16) else { return Ok(precision) };
+        tracing::info!(name, size, "the vocoder computes in TF32: a width is no multiple of 8");
+        return Ok(Precision::Tf32);
     }
     let reason = format!("{}; the GPU engine does not serve such sizes: set [device] kind = \"cpu\"", lines.join(", "));
     Err(LoadError::Invalid { file: "config.json".into(), reason })
@@ -181,7 +204,8 @@ impl Builder<'_> {
         let last = self.last(&scope.at(n + 2), snake, channels)?;
         let mut layout = std::mem::take(&mut self.layout);
         layout.cache(t.num_hidden_layers, t.num_key_value_heads * limits.ring(config) * t.head_dim);
-        Ok(Weights { embed, layers, norm, frequencies, convnexts, first, blocks, last, layout, drop: self.drop })
+        let (drop, precision) = (self.drop, self.precision);
+        Ok(Weights { embed, layers, norm, frequencies, convnexts, first, blocks, last, layout, drop, precision })
     }
 
     fn embed(&mut self, scope: &Scope<'_>, inner: &Scope<'_>, config: &VocoderConfig) -> Loaded<Embed> {
@@ -228,12 +252,13 @@ impl Builder<'_> {
         }
         let scale = |name: &str| floats(&scope.at(name).get("scale", &[hidden])?);
         let weights = |name: &str, outputs, inputs| floats(&ffn.at(name).get("weight", &[outputs, inputs])?);
+        let pack = self.precision;
         let gate_up =
-            packing::gated(&weights("gate_proj", inner, hidden)?, &weights("up_proj", inner, hidden)?, (inner, hidden));
+            pack.gated(&weights("gate_proj", inner, hidden)?, &weights("up_proj", inner, hidden)?, (inner, hidden));
         let down = weights("down_proj", hidden, inner)?;
         Ok(Layer {
             attention_norm: self.vector(&scope.at("input_layernorm"), "weight", hidden)?,
-            qkv: self.product(packing::linear(&weight, &bias, (q + 2 * kv, hidden), None), 1)?,
+            qkv: self.product(pack.linear(&weight, &bias, (q + 2 * kv, hidden), None), 1)?,
             output: self.linear(
                 &attention.at("o_proj"),
                 (q, hidden),
@@ -242,7 +267,7 @@ impl Builder<'_> {
             )?,
             ffn_norm: self.vector(&scope.at("post_attention_layernorm"), "weight", hidden)?,
             gate_up: self.product(gate_up, 1)?,
-            down: self.product(packing::linear(&down, &[], (hidden, inner), Some(&scale("mlp_layer_scale")?)), 1)?,
+            down: self.product(pack.linear(&down, &[], (hidden, inner), Some(&scale("mlp_layer_scale")?)), 1)?,
         })
     }
 
@@ -252,7 +277,7 @@ impl Builder<'_> {
         let depthwise = scope.at("dwconv").at("conv");
         // [channels, 1, taps] -> [taps, channels]
         let weight = depthwise.get("weight", &[width, 1, TAPS])?.squeeze(1)?.t()?.contiguous()?;
-        let offset = self.layout.keep(TAPS - 1, width);
+        let offset = self.layout.keep(TAPS - 1, width * size_of::<f32>());
         let gamma = floats(&scope.get("gamma", &[width])?)?;
         Ok(ConvNext {
             channels: width,
@@ -285,12 +310,12 @@ impl Builder<'_> {
     fn last(&mut self, scope: &Scope<'_>, snake: Snake, channels: usize) -> Loaded<Last> {
         let scope = scope.at("conv");
         let weight = floats(&scope.get("weight", &[1, channels, TAPS])?)?;
-        let width = wide(channels);
+        let width = self.precision.wide(channels);
         let mut lines = vec![0.0; TAPS * width];
         for (i, w) in weight.iter().enumerate() {
             lines[i % TAPS * width + i / TAPS] = *w;
         }
-        let offset = self.layout.keep(TAPS - 1, width);
+        let offset = self.layout.keep(TAPS - 1, width * self.precision.bytes());
         let history = History { offset, kept: TAPS - 1, rate: self.rate, drop: self.drop };
         Ok(Last { snake, weight: self.upload(&lines)?, bias: self.vector(&scope, "bias", 1)?, history })
     }
@@ -304,7 +329,7 @@ impl Builder<'_> {
         let scope = scope.at("conv");
         let weight = floats(&scope.get("weight", &[outputs, inputs, taps])?)?;
         let bias = floats(&scope.get("bias", &[outputs])?)?;
-        self.product(packing::convolution(&weight, &bias, (outputs, inputs, taps)), dilation)
+        self.product(self.precision.convolution(&weight, &bias, (outputs, inputs, taps)), dilation)
     }
 
     fn transposed(
@@ -317,7 +342,7 @@ impl Builder<'_> {
         let scope = scope.at("conv");
         let weight = floats(&scope.get("weight", &[inputs, outputs, kernel])?)?;
         let bias = floats(&scope.get("bias", &[outputs])?)?;
-        let product = self.product(packing::transposed(&weight, &bias, (inputs, outputs, kernel), stride), 1)?;
+        let product = self.product(self.precision.transposed(&weight, &bias, (inputs, outputs, kernel), stride), 1)?;
         self.rate *= stride;
         self.drop = self.drop * stride + if drops { kernel - stride } else { 0 };
         Ok(product)
@@ -332,18 +357,15 @@ impl Builder<'_> {
     ) -> Loaded<Product> {
         let weight = floats(&scope.get("weight", &[outputs, inputs])?)?;
         let bias = if bias { floats(&scope.get("bias", &[outputs])?)? } else { Vec::new() };
-        self.product(packing::linear(&weight, &bias, (outputs, inputs), scale.as_deref()), 1)
+        self.product(self.precision.linear(&weight, &bias, (outputs, inputs), scale.as_deref()), 1)
     }
 
-    fn product(&mut self, mut packed: Packed, dilation: usize) -> Loaded<Product> {
-        if self.precision == Precision::Tf32 {
-            packed.weight.iter_mut().for_each(|w| *w = packing::tf32(*w));
-        }
+    fn product(&mut self, packed: Packed, dilation: usize) -> Loaded<Product> {
         let kept = (packed.taps - 1) * dilation;
-        let offset = self.layout.keep(kept, packed.channels);
+        let offset = self.layout.keep(kept, packed.channels * self.precision.bytes());
         let bias = if packed.bias.is_empty() { None } else { Some(self.upload(&packed.bias)?) };
         Ok(Product {
-            weight: self.upload(&packed.weight)?,
+            weight: self.operands(packed.weight)?,
             bias,
             channels: packed.channels,
             outputs: packed.outputs,
@@ -358,7 +380,7 @@ impl Builder<'_> {
         let (mut a, mut b) = (read("alpha")?, read("beta")?);
         a.iter_mut().for_each(|x| *x = x.exp());
         b.iter_mut().for_each(|x| *x = (x.exp() + 1e-9).recip());
-        let width = wide(channels);
+        let width = self.precision.wide(channels);
         a.resize(width, 0.0);
         b.resize(width, 0.0);
         Ok(Snake { a: self.upload(&a)?, b: self.upload(&b)?, channels: width })
@@ -368,7 +390,19 @@ impl Builder<'_> {
         self.upload(&floats(&scope.get(name, &[width])?)?)
     }
 
+    fn operands(&self, mut weight: Vec<f32>) -> Loaded<Operands> {
+        match self.precision {
+            Precision::F32 => {}
+            Precision::Tf32 => weight.iter_mut().for_each(|w| *w = packing::tf32(*w)),
+            Precision::F16 => {
+                let half: Vec<u16> = weight.into_iter().map(packing::f16).collect();
+                return Ok(Operands::Half(self.gpu.upload(WHAT, &half)?));
+            }
+        }
+        Ok(Operands::Wide(self.upload(&weight)?))
+    }
+
     fn upload(&self, data: &[f32]) -> Loaded<Buffer<f32>> {
-        self.gpu.upload("the weights of the vocoder", data).map_err(|error: CudaError| error.into())
+        self.gpu.upload(WHAT, data).map_err(|error: CudaError| error.into())
     }
 }

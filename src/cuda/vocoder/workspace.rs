@@ -1,40 +1,49 @@
 //! Memory of one stage: states of streams, and the activations of a launch.
 
 use super::Limits;
+use super::Precision;
 use super::weights::{Product, Weights};
 use crate::{Buffer, CudaError, Gpu};
 use omni_model::hf::VocoderConfig;
 
 /// Words of a row in the table of a launch: slot, first frame, frames, parity.
 pub(super) const ROW_WORDS: usize = 4;
+/// Words at the head of a launch's input and of its output: the first one counts operands that were clipped, the others
+/// keep what follows where whole pieces of 16 bytes are.
+pub(super) const HEAD: usize = 4;
 
 pub(super) struct Workspace {
     /// Slots of streams.
     pub arena: Buffer<f32>,
-    /// The input of a launch: [`ROW_WORDS`] words for each of the batch's rows, then codes.
+    /// The input of a launch: [`HEAD`], [`ROW_WORDS`] words for each of the batch's rows, then codes.
     pub input: Buffer<u32>,
-    /// Its output, row after row.
+    /// Its output: [`HEAD`], then samples, row after row.
     pub samples: Buffer<f32>,
     /// Activations at the rates of frames.
     pub small: [Buffer<f32>; 3],
-    /// Activations at higher rates.
+    /// Activations at higher rates: operands in the first two.
     pub large: [Buffer<f32>; 3],
 }
 
 impl Workspace {
-    pub fn new(gpu: &Gpu, config: &VocoderConfig, weights: &Weights, limits: &Limits) -> Result<Workspace, CudaError> {
+    pub fn new(
+        gpu: &Gpu,
+        config: &VocoderConfig,
+        weights: &Weights,
+        precision: Precision,
+        limits: &Limits,
+    ) -> Result<Workspace, CudaError> {
         let (small, large) = widths(weights);
         let (frames, slots) = (limits.frames, limits.sequences + limits.contexts);
-        let activations = |width: usize| -> Result<[Buffer<f32>; 3], CudaError> {
-            let one = || gpu.alloc("the vocoder's activations", frames * width);
-            Ok([one()?, one()?, one()?])
-        };
+        let activations = |width: usize| gpu.alloc("the vocoder's activations", frames * width);
+        let operands = (large * precision.bytes()).div_ceil(size_of::<f32>());
         Ok(Workspace {
             arena: gpu.alloc("the vocoder's streams", slots * weights.layout.slot())?,
-            input: gpu.zeros("the vocoder's input", limits.batch * ROW_WORDS + frames * config.num_quantizers)?,
-            samples: gpu.alloc("the vocoder's samples", frames * config.samples_per_frame())?,
-            small: activations(small)?,
-            large: activations(large)?,
+            input: gpu
+                .zeros("the vocoder's input", HEAD + limits.batch * ROW_WORDS + frames * config.num_quantizers)?,
+            samples: gpu.alloc("the vocoder's samples", HEAD + frames * config.samples_per_frame())?,
+            small: [activations(small)?, activations(small)?, activations(small)?],
+            large: [activations(operands)?, activations(operands)?, activations(large)?],
         })
     }
 }

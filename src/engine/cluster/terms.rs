@@ -40,13 +40,13 @@ pub(super) async fn terms(checkpoint: &Checkpoint) -> Result<Terms, StartError> 
 
 /// What decides the last bits of samples besides the checkpoint.
 pub(super) fn arithmetic(device: &DeviceChoice) -> String {
-    let computes = match device.kind {
+    let dtype = device.dtype.as_str();
+    match device.kind {
         // Every instruction set with fused products has the same bits.
-        DeviceKind::Cpu if fuses() => "with fused products",
-        DeviceKind::Cpu => "without fused products",
-        DeviceKind::Cuda => "on a GPU",
-    };
-    format!("{} {computes}", device.dtype.as_str())
+        DeviceKind::Cpu if fuses() => format!("{dtype} with fused products"),
+        DeviceKind::Cpu => format!("{dtype} without fused products"),
+        DeviceKind::Cuda => format!("{dtype} on a GPU, {} in the vocoder", device.vocoder_dtype.as_str()),
+    }
 }
 
 fn fuses() -> bool {

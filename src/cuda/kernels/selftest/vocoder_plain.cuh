@@ -11,38 +11,41 @@ __device__ inline float input(const VocoderPast& past, const float* x, int b, in
     VocoderRow row = past.rows[b];
     if (t < first_position(past, row)) return 0;
     if (t >= 0) return x[((long long)b * positions + t) * channels + c];
-    return history(past, row, row.parity)[(kept + t) * channels + c];
+    return history<float>(past, row, row.parity)[(kept + t) * channels + c];
 }
 
 __global__ void conv(VocoderConvArgs p) {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (long long)p.rows * p.positions * p.outputs) return;
     int column = i % p.outputs, row = i / p.outputs, b = row / p.positions, t = row % p.positions;
-    int wide = (p.channels + 31) / 32 * 32;
+    const float* x = static_cast<const float*>(p.x);
+    const float* w = static_cast<const float*>(p.w);
+    float* z = static_cast<float*>(p.z);
+    int line = (p.taps * p.channels + 31) / 32 * 32;
     auto sum_of = [&](int column) {
         float sum = 0;
         for (int tap = 0; tap < p.taps; tap++)
             for (int c = 0; c < p.channels; c++)
-                sum += input(p.past, p.x, b, t - (p.taps - 1 - tap) * p.dilation, c, p.positions, p.channels,
+                sum += input(p.past, x, b, t - (p.taps - 1 - tap) * p.dilation, c, p.positions, p.channels,
                              (p.taps - 1) * p.dilation) *
-                       p.w[((long long)column * p.taps + tap) * wide + c];
+                       w[(long long)column * line + tap * p.channels + c];
         return sum + (p.bias ? p.bias[column] : 0);
     };
     float v = sum_of(column);
     if (p.activation == SILU_PAIRS) {
-        if (column % 2 == 0) p.z[(long long)row * (p.outputs / 2) + column / 2] = v / (1 + expf(-v)) * sum_of(column + 1);
+        if (column % 2 == 0) z[(long long)row * (p.outputs / 2) + column / 2] = v / (1 + expf(-v)) * sum_of(column + 1);
         return;
     }
     if (p.activation == GELU) v = 0.5f * v * (1 + erff(v * 0.70710678f));
     if (p.residual) v += p.residual[i];
     if (p.y) p.y[i] = v;
-    if (!p.z) return;
+    if (!z) return;
     if (p.snake_a) {
         int c = column % p.snake_period;
         float s = sinf(v * p.snake_a[c]);
         v += s * s * p.snake_b[c];
     }
-    p.z[i] = v;
+    z[i] = v;
 }
 
 __global__ void depthwise_norm(VocoderDepthwiseArgs p) {
@@ -60,7 +63,7 @@ __global__ void depthwise_norm(VocoderDepthwiseArgs p) {
     for (int c = 0; c < p.channels; c++) squares += (y(c) - mean) * (y(c) - mean);
     double factor = 1 / sqrt(squares / p.channels + p.eps);
     for (int c = threadIdx.x; c < p.channels; c += blockDim.x)
-        p.z[(long long)blockIdx.x * p.channels + c] = (y(c) - mean) * factor * p.norm_weight[c] + p.norm_bias[c];
+        static_cast<float*>(p.z)[(long long)blockIdx.x * p.channels + c] = (y(c) - mean) * factor * p.norm_weight[c] + p.norm_bias[c];
 }
 
 __global__ void last(VocoderLastArgs p) {
@@ -71,7 +74,8 @@ __global__ void last(VocoderLastArgs p) {
     for (int tap = 0; tap < p.taps; tap++)
         for (int c = 0; c < p.channels; c++)
             sum += p.weight[tap * p.channels + c] *
-                   input(p.past, p.x, b, t - p.taps + 1 + tap, c, p.positions, p.channels, p.taps - 1);
+                   input(p.past, static_cast<const float*>(p.x), b, t - p.taps + 1 + tap, c, p.positions, p.channels,
+                         p.taps - 1);
     p.samples[i] = fminf(fmaxf(sum, -1.0f), 1.0f);
 }
 
@@ -85,7 +89,7 @@ __global__ void rms_norm(VocoderNormArgs p) {
     double squares = 0;
     for (int c = 0; c < p.channels; c++) squares += (double)x[c] * x[c];
     for (int c = threadIdx.x; c < p.channels; c += blockDim.x)
-        p.z[(long long)blockIdx.x * p.channels + c] = x[c] / sqrt(squares / p.channels + p.eps) * p.weight[c];
+        static_cast<float*>(p.z)[(long long)blockIdx.x * p.channels + c] = x[c] / sqrt(squares / p.channels + p.eps) * p.weight[c];
 }
 
 // One thread per row and key head, everything in turn. At most 128 positions in the window, heads at most 128 wide.
@@ -122,7 +126,7 @@ __global__ void attention(VocoderAttentionArgs p) {
             for (int j = 0; j < p.width; j++) {
                 float sum = 0;
                 for (int i = 0; i < n; i++) sum += scores[i] * values[(begin + i) % p.ring * p.width + j];
-                p.z[(((long long)b * p.frames + t) * p.heads + q) * p.width + j] = sum / total;
+                static_cast<float*>(p.z)[(((long long)b * p.frames + t) * p.heads + q) * p.width + j] = sum / total;
             }
         }
     }

@@ -6,6 +6,7 @@
 #include "../vocoder_ops.cu"
 #include "vocoder_plain.cuh"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,20 +24,24 @@
         }                                                                                         \
     } while (0)
 
-enum Mode { PLAIN, F32, TF32 };
+enum Mode { F32, TF32, F16, PLAIN };
+const char* const NAMES[] = {"f32", "tf32", "f16"};
+int bytes_of(Mode mode) { return mode == F16 ? 2 : 4; }
 struct Tile {
     const char* name;
-    void (*kernels[2])(VocoderConvArgs);
-    int rows, columns, steps, blocks;
+    void (*kernels[3])(VocoderConvArgs);
+    int rows, columns, threads, steps, blocks;
     double step, beside, rest;
 };
+#define TILE(NAME) #NAME, {vocoder_conv_f32_##NAME, vocoder_conv_tf32_##NAME, vocoder_conv_f16_##NAME}
 const Tile TILES[] = {
-    {"64x96", {vocoder_conv_f32_64x96, vocoder_conv_tf32_64x96}, 64, 96, 3, 3, 0.61, 0.21, 3.0},
-    {"64x48", {vocoder_conv_f32_64x48, vocoder_conv_tf32_64x48}, 64, 48, 4, 3, 0.48, 0.07, 2.0},
-    {"32x48", {vocoder_conv_f32_32x48, vocoder_conv_tf32_32x48}, 32, 48, 6, 3, 0.26, 0.09, 1.2},
-    {"16x32", {vocoder_conv_f32_16x32, vocoder_conv_tf32_16x32}, 16, 32, 12, 3, 0.19, 0.05, 0.8},
+    {TILE(128x96), 128, 96, 256, 3, 2, 0.80, 0.35, 3.0},
+    {TILE(64x96), 64, 96, 128, 3, 3, 0.61, 0.21, 3.0},
+    {TILE(64x48), 64, 48, 128, 4, 3, 0.48, 0.07, 2.0},
+    {TILE(32x48), 32, 48, 128, 6, 3, 0.26, 0.09, 1.2},
+    {TILE(16x32), 16, 32, 128, 12, 3, 0.19, 0.05, 0.8},
 };
-constexpr int TILE_COUNT = 4;
+constexpr int TILE_COUNT = 5;
 size_t shared_of(const Tile& t) { return (size_t)t.steps * (t.rows + t.columns) * 128 + t.rows * 24; }
 
 int sms = 132, forced = -1;
@@ -63,10 +68,11 @@ struct Random {
     }
 } random_;
 
-float* device(const std::vector<float>& v) {
-    float* p;
-    CHECK(cudaMalloc(&p, v.size() * 4 + 16));
-    CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
+template <class T>
+T* device(const std::vector<T>& v) {
+    T* p;
+    CHECK(cudaMalloc(&p, v.size() * sizeof(T) + 16));
+    CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 float* some(size_t n, float bound, float middle = 0) {
@@ -83,7 +89,8 @@ float host_tf32(float x) {
 }
 
 struct Conv {
-    float *w, *w_tf32, *bias;
+    void* w[3];
+    float* bias;
     int in, out, taps, dilation, offset, kept;
 };
 struct Snake {
@@ -119,6 +126,13 @@ size_t attention_shared(int frames) {
 }
 constexpr size_t LAST_SHARED = (64 + 6 + 7) * 96 * 4;
 
+#define MODES(NAME) {vocoder_##NAME##_f32, vocoder_##NAME##_tf32, vocoder_##NAME##_f16}
+void (*const EMBED[])(VocoderEmbedArgs) = MODES(embed);
+void (*const NORM[])(VocoderNormArgs) = MODES(rms_norm);
+void (*const ATTENTION[])(VocoderAttentionArgs) = MODES(attention);
+void (*const DEPTHWISE[])(VocoderDepthwiseArgs) = MODES(depthwise_norm);
+void (*const LAST[])(VocoderLastArgs) = MODES(last);
+
 struct Net {
     int half = 0;
     long long slot = 0;
@@ -129,7 +143,7 @@ struct Net {
     ConvNext convnexts[2];
     Block blocks[4];
     Snake last_snake;
-    unsigned* codes;
+    unsigned *codes, *clipped, *told;
     VocoderRow* rows;
     float *a, *b, *c, *small_a, *small_b, *small_c;
     int B, F;
@@ -145,13 +159,20 @@ struct Net {
     }
     Conv conv(int in, int out, int taps, int dilation, float gain = 1) {
         Conv c{};
-        int wide = (in + 31) / 32 * 32;
-        std::vector<float> w((size_t)out * taps * wide), r;
         float bound = gain * sqrtf(3.0f / (in * taps));
-        for (size_t i = 0; i < w.size(); i++) w[i] = (int)(i % wide) < in ? bound * random_() : 0;
-        r = w;
-        for (float& x : r) x = host_tf32(x);
-        c.w = device(w), c.w_tf32 = device(r), c.bias = some(out, 0.05f);
+        std::vector<float> some_(in * taps * (size_t)out);
+        for (float& x : some_) x = bound * random_();
+        auto lines = [&](int depth, auto rounded) {
+            int line = (in * taps + depth - 1) / depth * depth;
+            std::vector<decltype(rounded(0.0f))> w((size_t)out * line);
+            for (int o = 0; o < out; o++)
+                for (int i = 0; i < in * taps; i++) w[(size_t)o * line + i] = rounded(some_[(size_t)o * in * taps + i]);
+            return w;
+        };
+        c.w[F32] = device(lines(32, [](float x) { return x; }));
+        c.w[TF32] = device(lines(32, host_tf32));
+        c.w[F16] = device(lines(64, [](float x) { return __float2half_rn(x); }));
+        c.bias = ::some(out, 0.05f);
         c.in = in, c.out = out, c.taps = taps, c.dilation = dilation, c.kept = (taps - 1) * dilation;
         c.offset = keep(c.kept, in);
         return c;
@@ -200,6 +221,8 @@ struct Net {
         for (float** p : {&small_a, &small_b, &small_c}) CHECK(cudaMalloc(p, frames * 4 * 4096 * 4));
         CHECK(cudaMalloc(&samples, frames * 1920 * 4));
         CHECK(cudaMalloc(&codes, frames * GROUPS * 4));
+        CHECK(cudaMalloc(&clipped, 4));
+        CHECK(cudaMalloc(&told, 4));
         CHECK(cudaMalloc(&rows, 256 * sizeof(VocoderRow)));
         CHECK(cudaStreamCreate(&stream));
         printf("state %.2f MB per stream, of which histories 2 x %.2f MB\n", slot * 4e-6, half * 4e-6);
@@ -216,54 +239,55 @@ struct Net {
         CHECK(cudaLaunchKernelEx(&config, kernel, args));
     }
     VocoderPast past(int offset, int rate) { return {arena, rows, slot, half, offset, rate, 0}; }
-    int parts(int kept, int channels) {
-        return (kept * channels + vocoder::MOVE_FLOATS - 1) / vocoder::MOVE_FLOATS * B;
+    int parts(int kept, int channels, int bytes) {
+        return (kept * channels * bytes + vocoder::MOVE_BYTES - 1) / vocoder::MOVE_BYTES * B;
     }
 
     void product(const char* name, const Conv& k, int rate, const float* x, float* y, float* z, Snake s = {},
                  const float* residual = nullptr, int activation = 0, bool biased = true) {
         VocoderConvArgs p = {};
-        p.x = x, p.w = mode == TF32 ? k.w_tf32 : k.w, p.bias = biased ? k.bias : nullptr, p.residual = residual;
+        p.x = x, p.w = k.w[mode == PLAIN ? F32 : mode], p.clipped = clipped, p.bias = biased ? k.bias : nullptr, p.residual = residual;
         p.snake_a = s.a, p.snake_b = s.b, p.snake_period = s.period, p.y = y, p.z = z;
         p.past = past(k.offset, rate), p.rows = B, p.positions = F * rate, p.channels = k.in, p.taps = k.taps;
         p.dilation = k.dilation, p.outputs = k.out, p.activation = activation;
         if (mode == PLAIN) {
             long long n = (long long)B * p.positions * k.out;
             plain::conv<<<(n + 255) / 256, 256, 0, stream>>>(p);
-            if (k.kept) plain::move<<<parts(k.kept, k.in), 128, 0, stream>>>(p.past, x, p.positions, k.in, k.kept);
+            if (k.kept) plain::move<<<parts(k.kept, k.in, 4), 128, 0, stream>>>(p.past, x, p.positions, k.in, k.kept);
             return;
         }
         if (watch) watch(name, p);
-        tile(p, pick((long long)B * p.positions, k.out, (k.in + 31) / 32 * k.taps));
+        tile(p, pick((long long)B * p.positions, k.out, steps_of(p)));
     }
+    int steps_of(const VocoderConvArgs& p) const { return (p.channels * p.taps * bytes_of(mode) + 127) / 128; }
     void tile(VocoderConvArgs p, int which) {
         const Tile& t = TILES[which];
         p.column_tiles = (p.outputs + t.columns - 1) / t.columns;
         p.tiles = (B * p.positions + t.rows - 1) / t.rows * p.column_tiles;
-        int moves = p.taps > 1 ? parts((p.taps - 1) * p.dilation, p.channels) : 0;
-        launch(t.kernels[mode == TF32], p.tiles + moves, 128, shared_of(t), p);
+        int moves = p.taps > 1 ? parts((p.taps - 1) * p.dilation, p.channels, bytes_of(mode)) : 0;
+        launch(t.kernels[mode], p.tiles + moves, t.threads, shared_of(t), p);
     }
 
     void step() {
-        bool t = mode == TF32, plain_ = mode == PLAIN;
-        int n = B * F;
-        launch(t ? vocoder_embed_tf32 : vocoder_embed_f32, n, 256, 0,
-               VocoderEmbedArgs{codes, table, nullptr, small_a, 1, GROUPS, BOOK, SUM});
+        bool plain_ = mode == PLAIN;
+        int n = B * F, m = plain_ ? F32 : mode;
+        CHECK(cudaMemsetAsync(clipped, 0, 4, stream));
+        launch(EMBED[m], n, 256, 0, VocoderEmbedArgs{codes, table, nullptr, small_a, clipped, 1, GROUPS, BOOK, SUM});
         product("pre", pre, 1, small_a, nullptr, small_b);
         float *x = small_a, *z = small_b, *w = small_c;
         product("in", inward, 1, z, x, nullptr);
         auto rms = [&](float* weight) {
-            VocoderNormArgs args{x, weight, z, 1e-5f, HIDDEN};
+            VocoderNormArgs args{x, weight, z, clipped, 1e-5f, HIDDEN};
             if (plain_) plain::rms_norm<<<n, 256, 0, stream>>>(args);
-            else launch(t ? vocoder_rms_norm_tf32 : vocoder_rms_norm_f32, n, 256, 0, args);
+            else launch(NORM[m], n, 256, 0, args);
         };
         for (Layer& l : layers) {
             rms(l.norm1);
             product("qkv", l.qkv, 1, z, w, nullptr, {}, nullptr, 0, false);
-            VocoderAttentionArgs args{w,     z,     frequencies, arena, rows,   slot, l.keys,
-                                      F,     HEADS, HEADS,       WIDTH, WINDOW, RING, 0.125f};
+            VocoderAttentionArgs args{w, z, clipped, frequencies, arena, rows,   slot, l.keys,
+                                      F, HEADS, HEADS, WIDTH, WINDOW, RING, 0.125f};
             if (plain_) plain::attention<<<B * HEADS, 32, 0, stream>>>(args);
-            else launch(t ? vocoder_attention_tf32 : vocoder_attention_f32, B * HEADS, 128, attention_shared(F), args);
+            else launch(ATTENTION[m], B * HEADS, 128, attention_shared(F), args);
             product("out", l.out, 1, z, x, nullptr, {}, x, 0, false);
             rms(l.norm2);
             product("gate_up", l.gate_up, 1, z, nullptr, w, {}, nullptr, vocoder::SILU_PAIRS, false);
@@ -276,13 +300,13 @@ struct Net {
         for (ConvNext& k : convnexts) {
             product("up2", k.up, rate, now, x, nullptr);
             rate *= 2;
-            VocoderDepthwiseArgs args{x, k.w, k.bias, k.norm_w, k.norm_b, other, past(k.offset, rate), 1e-6f, B, F * rate, LATENT, 7};
-            int moves = parts(6, LATENT);
+            VocoderDepthwiseArgs args{x, k.w, k.bias, k.norm_w, k.norm_b, other, clipped, past(k.offset, rate), 1e-6f, B, F * rate, LATENT, 7};
+            int moves = parts(6, LATENT, 4);
             if (plain_) {
                 plain::depthwise_norm<<<n * rate, 256, 0, stream>>>(args);
                 plain::move<<<moves, 128, 0, stream>>>(args.past, x, F * rate, LATENT, 6);
             } else {
-                launch(t ? vocoder_depthwise_norm_tf32 : vocoder_depthwise_norm_f32, n * rate + moves, 256, LATENT * 4, args);
+                launch(DEPTHWISE[m], n * rate + moves, 256, LATENT * 4, args);
             }
             product("expand", k.expand, rate, other, nullptr, now, {}, nullptr, vocoder::GELU);
             product("shrink", k.shrink, rate, now, nullptr, other, {}, x);
@@ -304,13 +328,13 @@ struct Net {
             }
         }
         int channels = blocks[3].half;
-        VocoderLastArgs args{in, last_w, last_b, samples, past(last_offset, rate), B, F * rate, channels, 7};
-        int tiles = (F * rate + vocoder::LAST_POSITIONS - 1) / vocoder::LAST_POSITIONS * B, moves = parts(6, channels);
+        VocoderLastArgs args{in, last_w, last_b, samples, clipped, told, past(last_offset, rate), B, F * rate, channels, 7};
+        int tiles = (F * rate + vocoder::LAST_POSITIONS - 1) / vocoder::LAST_POSITIONS * B, moves = parts(6, channels, bytes_of(mode));
         if (plain_) {
             plain::last<<<(B * F * rate + 127) / 128, 128, 0, stream>>>(args);
             plain::move<<<moves, 128, 0, stream>>>(args.past, in, F * rate, channels, 6);
         } else {
-            launch(vocoder_last, tiles + moves, 128, LAST_SHARED, args);
+            launch(LAST[m], tiles + moves, 128, LAST_SHARED, args);
         }
     }
 };
@@ -399,10 +423,10 @@ int main() {
             CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_of(t)));
     for (const Tile& t : TILES) {
         int blocks;
-        CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t.kernels[1], 128, shared_of(t)));
+        CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t.kernels[F16], t.threads, shared_of(t)));
         printf("tile %s: %zu KB shared, %d blocks per multiprocessor\n", t.name, shared_of(t) >> 10, blocks);
     }
-    for (auto kernel : {vocoder_attention_f32, vocoder_attention_tf32})
+    for (auto kernel : ATTENTION)
         CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, attention_shared(12)));
     Net net;
 
@@ -413,36 +437,39 @@ int main() {
         for (auto& o : own) run.step(5, o, 1);
         return run.out;
     };
-    auto want = uneven(PLAIN, 0), f32 = uneven(F32, 3), tf32 = uneven(TF32, 6);
+    auto want = uneven(PLAIN, 0), f32 = uneven(F32, 3), tf32 = uneven(TF32, 6), f16 = uneven(F16, 30);
+    const decltype(want)* begun[] = {&f32, &tf32, &f16};
     for (int i = 0; i < 3; i++) {
         compare("f32 kernels against plain ones", want[i], f32[i], 90);
         compare("tf32 kernels against plain ones", want[i], tf32[i], 40);
+        compare("f16 kernels against plain ones", want[i], f16[i], 40);
     }
     // 2. The same bits however a stream is cut, batched and tiled, beyond the window.
-    for (Mode mode : {TF32, F32}) {
+    for (Mode mode : {F16, TF32, F32}) {
+        std::string name = NAMES[mode];
         Run single(net, mode, {1}, {9});
         for (int i = 0; i < 100; i++) single.step(1, {1});
         Run pieces(net, mode, {1, 5, 6}, {10, 11, 12});
         for (int n : {1, 2, 4, 8, 12, 12, 12, 12, 12, 12, 12, 1}) pieces.step(n, {n, n, n / 2}, 2);
-        verdict(single.out[0] == pieces.out[0], mode == TF32 ? "tf32: the same bits one by one and in chunks of up to 12"
-                                                             : "f32: the same bits one by one and in chunks of up to 12");
+        verdict(single.out[0] == pieces.out[0], (name + ": the same bits one by one and in chunks of up to 12").c_str());
         bool same = true, begins = true;
         Run again(net, mode, {1, 2, 3}, {20, 21, 22});
         for (forced = 0; forced < TILE_COUNT; forced++) again.step(3, {3, 3, 3});
         forced = -1;
         same &= memcmp(again.out[0].data(), single.out[0].data(), again.out[0].size() * 4) == 0;
         for (int i = 0; i < 3; i++)
-            begins &= memcmp(again.out[i].data(), (mode == TF32 ? tf32 : f32)[i].data(), again.out[i].size() * 4) == 0;
-        verdict(same, "the same bits with every tile");
-        verdict(begins, "the same bits beside other rows");
+            begins &= memcmp(again.out[i].data(), (*begun[mode])[i].data(), std::min(again.out[i].size(), (*begun[mode])[i].size()) * 4) == 0;
+        verdict(same, (name + ": the same bits with every tile").c_str());
+        verdict(begins, (name + ": the same bits beside other rows").c_str());
     }
     // 3. How long a step takes.
-    printf("\n  B   F   us/step  without overlap  us per frame  TFLOP/s  launches\n");
+    for (Mode timed : {TF32, F16}) {
+    printf("\n%s\n  B   F   us/step  without overlap  us per frame  TFLOP/s  launches\n", NAMES[timed]);
     auto full = [&](int B, int F) {
         std::vector<VocoderRow> rows;
         for (int i = 0; i < B; i++) rows.push_back({i % SLOTS, 100, F, 0});
         CHECK(cudaMemcpy(net.rows, rows.data(), rows.size() * sizeof(VocoderRow), cudaMemcpyHostToDevice));
-        net.B = B, net.F = F, net.mode = TF32;
+        net.B = B, net.F = F, net.mode = timed;
     };
     for (auto [B, F] : {std::pair{1, 1}, {1, 2}, {1, 4}, {1, 12}, {8, 1}, {16, 1}, {32, 1}, {64, 1}, {16, 4}, {16, 12}, {32, 4}, {64, 2}, {64, 4}}) {
         full(B, F);
@@ -467,7 +494,7 @@ int main() {
     // 4. Every product with every tile; * is what pick() takes.
     for (auto [B, F] : {std::pair{1, 1}, {8, 1}, {64, 1}, {64, 4}}) {
         full(B, F);
-        printf("\nB %d, F %d: us with each tile\n%-14s %8s %7s %6s", B, F, "", "rows", "columns", "depth");
+        printf("\n%s, B %d, F %d: us with each tile\n%-14s %8s %7s %6s", NAMES[timed], B, F, "", "rows", "columns", "depth");
         for (const Tile& t : TILES) printf(" %10s", t.name);
         printf("   TFLOP/s of the best\n");
         std::string seen;
@@ -478,7 +505,7 @@ int main() {
             printf("%-14s %8.0f %7d %6.0f", name, rows, p.outputs, depth);
             for (int i = 0; i < TILE_COUNT; i++) {
                 double us = time_us(net.stream, 5, [&] { net.tile(p, i); });
-                printf(" %9.1f%c", us, pick(rows, p.outputs, (p.channels + 31) / 32 * p.taps) == i ? '*' : ' ');
+                printf(" %9.1f%c", us, pick(rows, p.outputs, net.steps_of(p)) == i ? '*' : ' ');
                 best = fmin(best, us);
             }
             printf(" %8.1f\n", 2e-6 * rows * depth * p.outputs / best);
@@ -490,21 +517,22 @@ int main() {
     // 5. What is not a product.
     for (auto [B, F] : {std::pair{1, 1}, {64, 1}, {64, 4}}) {
         full(B, F);
-        VocoderAttentionArgs attention{net.small_a, net.small_b, net.frequencies, net.arena, net.rows, net.slot, net.layers[0].keys,
+        VocoderAttentionArgs attention{net.small_a, net.small_b, net.clipped, net.frequencies, net.arena, net.rows, net.slot, net.layers[0].keys,
                                        F, HEADS, HEADS, WIDTH, WINDOW, RING, 0.125f};
-        VocoderNormArgs norm{net.small_a, net.norm, net.small_b, 1e-5f, HIDDEN};
-        VocoderLastArgs last{net.a, net.last_w, net.last_b, net.samples, net.past(net.last_offset, 1920), B, F * 1920, 96, 7};
-        VocoderEmbedArgs embed{net.codes, net.table, nullptr, net.small_a, 1, GROUPS, BOOK, SUM};
+        VocoderNormArgs norm{net.small_a, net.norm, net.small_b, net.clipped, 1e-5f, HIDDEN};
+        VocoderLastArgs last{net.a, net.last_w, net.last_b, net.samples, net.clipped, net.told, net.past(net.last_offset, 1920), B, F * 1920, 96, 7};
+        VocoderEmbedArgs embed{net.codes, net.table, nullptr, net.small_a, net.clipped, 1, GROUPS, BOOK, SUM};
         ConvNext& k = net.convnexts[1];
-        VocoderDepthwiseArgs depthwise{net.small_a, k.w, k.bias, k.norm_w, k.norm_b, net.small_b, net.past(k.offset, 4), 1e-6f, B, F * 4, LATENT, 7};
+        VocoderDepthwiseArgs depthwise{net.small_a, k.w, k.bias, k.norm_w, k.norm_b, net.small_b, net.clipped, net.past(k.offset, 4), 1e-6f, B, F * 4, LATENT, 7};
         auto us = [&](auto kernel, int blocks, int threads, size_t shared, auto args) {
             return time_us(net.stream, 20, [&] { net.launch(kernel, blocks, threads, shared, args); });
         };
         printf("\nB %d, F %d: embed %.1f us, norm %.1f, attention %.1f, depthwise %.1f, last %.1f", B, F,
-               us(vocoder_embed_tf32, B * F, 256, 0, embed), us(vocoder_rms_norm_tf32, B * F, 256, 0, norm),
-               us(vocoder_attention_tf32, B * HEADS, 128, attention_shared(F), attention),
-               us(vocoder_depthwise_norm_tf32, B * F * 4 + net.parts(6, LATENT), 256, LATENT * 4, depthwise),
-               us(vocoder_last, (F * 1920 + 63) / 64 * B + net.parts(6, 96), 128, LAST_SHARED, last));
+               us(EMBED[timed], B * F, 256, 0, embed), us(NORM[timed], B * F, 256, 0, norm),
+               us(ATTENTION[timed], B * HEADS, 128, attention_shared(F), attention),
+               us(DEPTHWISE[timed], B * F * 4 + net.parts(6, LATENT, 4), 256, LATENT * 4, depthwise),
+               us(LAST[timed], (F * 1920 + 63) / 64 * B + net.parts(6, 96, bytes_of(timed)), 128, LAST_SHARED, last));
+    }
     }
     printf("\n\n%s\n", failures ? "FAILED" : "all good");
     return failures != 0;
