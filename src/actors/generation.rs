@@ -225,6 +225,7 @@ impl StageGeneration {
                     scheduler: scheduler.clone(),
                     outputs: outputs.clone(),
                     early: setup.early_handoff,
+                    paced: setup.scheduler.paced,
                     leases: setup.leases.clone(),
                     capacity,
                 },

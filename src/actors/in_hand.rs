@@ -196,7 +196,7 @@ fn decoded(word: u64) -> Option<(RequestId, Option<u32>)> {
 mod tests {
     use super::*;
     use omni_core::deadline::PlaybackPolicy;
-    use omni_core::scheduler::{Effect, Event, Pace, SchedulerConfig, SchedulerCore, SequenceParams, Start};
+    use omni_core::scheduler::{Effect, Event, Pace, SchedulerConfig, SchedulerCore, SequenceParams, Start, Yields};
     use omni_transfer::shm::ring;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -209,8 +209,9 @@ mod tests {
             max_batch: 1,
             prefill_chunk: 1,
             prefill_least: 0,
-            yields: false,
+            yields: Yields::Never,
             joins_prompts: false,
+            paced: false,
             run_ahead: 1,
             window: 8,
             max_step_units: None,
@@ -222,6 +223,7 @@ mod tests {
             prompt_input: 0,
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: 0,
             pace: Pace::Free,
             lead: Duration::ZERO,
         };

@@ -65,6 +65,8 @@ pub(super) enum SchedulerMessage {
         /// Whether they came by way of the inbound connector, and so behind the admissions that went ahead of them.
         behind: bool,
     },
+    /// From the sampler: a step is nearly over.
+    Nearly(StepId),
     /// From the sampler: the outcome of a step. No other actor has heard of it.
     Done { done: StepDone, failed: Vec<(RequestId, String)> },
     /// A sequence failed outside a step.

@@ -37,7 +37,7 @@ impl SchedulerMessage {
             | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => vec![FaultEvent::of(*request)],
             // Each is injected into when its turn comes.
-            SchedulerMessage::Acked { .. } | SchedulerMessage::Wake => Vec::new(),
+            SchedulerMessage::Acked { .. } | SchedulerMessage::Nearly(_) | SchedulerMessage::Wake => Vec::new(),
         }
     }
 
@@ -49,7 +49,7 @@ impl SchedulerMessage {
             SchedulerMessage::Input { request, .. }
             | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => in_hand.take(Role::Scheduler, *request),
-            SchedulerMessage::Acked { .. } | SchedulerMessage::Wake => {}
+            SchedulerMessage::Acked { .. } | SchedulerMessage::Nearly(_) | SchedulerMessage::Wake => {}
         }
     }
 }
@@ -177,6 +177,7 @@ impl Scheduler {
                 state.begun.forget(request);
                 state.apply(Event::Abort(request))?;
             }
+            SchedulerMessage::Nearly(step) => state.apply(Event::Nearly(step))?,
             SchedulerMessage::Wake => state.apply(Event::Wake)?,
         }
         state.ends.life.in_hand.rest(Role::Scheduler);
@@ -266,7 +267,7 @@ impl SchedulerState {
 mod tests {
     use super::*;
     use omni_core::deadline::PlaybackPolicy;
-    use omni_core::scheduler::{Pace, SequenceParams, Start, StepDone};
+    use omni_core::scheduler::{Pace, SequenceParams, Start, StepDone, Yields};
     use std::time::Duration;
 
     #[test]
@@ -276,8 +277,9 @@ mod tests {
             max_batch: 1,
             prefill_chunk: 1,
             prefill_least: 0,
-            yields: false,
+            yields: Yields::Never,
             joins_prompts: false,
+            paced: false,
             run_ahead: 3,
             window: 8,
             max_step_units: None,
@@ -290,6 +292,7 @@ mod tests {
             prompt_input: 0,
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: 0,
             pace: Pace::Free,
             lead: Duration::ZERO,
         };

@@ -62,6 +62,8 @@ pub struct TransferConfig {
     pub async_h2d: bool,
     /// Whether a stage on the same device gets the producer's buffer; off: the host's copy of it.
     pub device_handover: bool,
+    /// Whether a step of the talker on a GPU is launched just before the one ahead of it ends; off: when that begins.
+    pub just_in_time: bool,
     /// Whether decoded embeddings stay in their frame until they are used; off: they are copied out.
     pub zero_copy: bool,
 }
@@ -124,10 +126,21 @@ pub(super) fn transfer(r: &mut Reader) -> TransferConfig {
     let mut switch = |key: &str| r.switch(&format!("transfer.{key}"), true);
     let (early_handoff, async_d2h, async_h2d) = (switch("early_handoff"), switch("async_d2h"), switch("async_h2d"));
     let (device_handover, zero_copy) = (switch("device_handover"), switch("zero_copy"));
+    let just_in_time = switch("just_in_time");
     let kinds = [("default", None)].into_iter().chain(kinds.map(|(name, kind)| (name, Some(kind)))).collect::<Vec<_>>();
     let mut edge = |name: &str| r.choice(&format!("transfer.edges.{name}"), "default", &kinds).flatten();
     let edges = EdgesConfig { embeddings: edge("embeddings"), codes: edge("codes") };
-    TransferConfig { transport, edges, shm_bytes, early_handoff, async_d2h, async_h2d, device_handover, zero_copy }
+    TransferConfig {
+        transport,
+        edges,
+        shm_bytes,
+        early_handoff,
+        async_d2h,
+        async_h2d,
+        device_handover,
+        just_in_time,
+        zero_copy,
+    }
 }
 
 pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {

@@ -28,7 +28,8 @@ fn a_node_that_differs_is_listed_with_the_reason_and_never_used() {
     assert_eq!(reason, "its checkpoint has fingerprint 080808080808, the gateway's 070707070707");
     let newer = Offer { terms: Terms { protocol: PROTOCOL + 1, ..terms(7) }, ..offer("cpu") };
     let told = nodes.joined("b".into(), newer, NOW).unwrap();
-    assert_eq!(told, "it runs version 1.2.3 (protocol 3), the gateway 1.2.3 (protocol 2)");
+    let next = PROTOCOL + 1;
+    assert_eq!(told, format!("it runs version 1.2.3 (protocol {next}), the gateway 1.2.3 (protocol {PROTOCOL})"));
     assert_eq!(taken(&mut nodes, StageName::Talker), None);
     let listed = OfferedStage { name: StageName::Talker, replica: None, used: false, reason: Some(reason) };
     assert_eq!(nodes.list()[0].stages[0], listed);

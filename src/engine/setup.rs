@@ -7,7 +7,7 @@ use omni_config::{Config, DeviceKind};
 use omni_core::deadline::PlaybackPolicy;
 use omni_core::ids::{Replica, StageName};
 use omni_core::restart::RestartLimits;
-use omni_core::scheduler::SchedulerConfig;
+use omni_core::scheduler::{SchedulerConfig, Yields};
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::SAMPLE_RATE;
@@ -94,6 +94,16 @@ impl<'a> StageMaker<'a> {
         Arc::clone(made.entry(place).or_insert_with(|| self.loading.factory(stage, gpu)))
     }
 
+    /// Whether sequences of a stage on this GPU wait for the next stage on it.
+    fn yields(&self, name: StageName, gpu: usize) -> Yields {
+        let shares = |next| self.device.kind == DeviceKind::Cuda && self.config.gpus(next).contains(&gpu);
+        match name {
+            StageName::Thinker if shares(StageName::Talker) => Yields::Each,
+            StageName::Talker if shares(StageName::Vocoder) => Yields::Alone,
+            _ => Yields::Never,
+        }
+    }
+
     /// Everything about one replica of a stage that outlives its actors. Its series get its number where there are
     /// several in this process.
     pub fn stage(&self, place: Replica, several: bool, wiring: Wiring) -> StageSetup {
@@ -118,9 +128,9 @@ impl<'a> StageMaker<'a> {
                 },
                 // A talker's passes are short: its prompts would wait longer than they gain.
                 joins_prompts: kind == DeviceKind::Cuda && name == StageName::Thinker,
-                yields: kind == DeviceKind::Cuda
-                    && name == StageName::Thinker
-                    && config.gpus(StageName::Talker).contains(&gpu),
+                // Its frames tell how far they are.
+                paced: kind == DeviceKind::Cuda && name == StageName::Talker && config.transfer.just_in_time,
+                yields: self.yields(name, gpu),
                 run_ahead: config.run_ahead(name, kind) as u32,
                 window: window(config, name),
                 buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },

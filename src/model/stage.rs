@@ -99,6 +99,10 @@ impl std::fmt::Debug for Launched {
 /// A step that a device computes. Steps are waited for in the order of their launch, on another thread than they were
 /// launched from. The model outlives every step it launched; after a failure, pending steps are dropped without a wait.
 pub trait PendingStep: Send {
+    /// Blocks until the step is so nearly over that the next one, planned now, is launched in time. Returns at once where
+    /// that cannot be told.
+    fn nearly(&self) {}
+
     /// Blocks until the step has run, and reads its outcome.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use omni_actors::actors::{
 use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
-use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams, Yields};
 use omni_actors::core::suspects::Attribution;
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
@@ -64,6 +64,7 @@ pub fn sequence(request: RequestId, pace: Pace, deliver: Outputs) -> Admission {
         prompt_input: 0,
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: 0,
         pace,
         lead: Duration::ZERO,
     };
@@ -135,8 +136,9 @@ pub fn scheduler() -> SchedulerConfig {
         max_batch: 64,
         prefill_chunk: 256,
         prefill_least: 0,
-        yields: false,
+        yields: Yields::Never,
         joins_prompts: false,
+        paced: false,
         run_ahead: 2,
         window: 4096,
         max_step_units: None,

@@ -125,6 +125,7 @@ mod tests {
             prompt_input: 0,
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: 0,
             pace: Pace::Free,
             lead: Duration::ZERO,
         };

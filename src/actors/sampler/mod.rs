@@ -60,6 +60,8 @@ pub(super) struct SamplerEnds {
     pub outputs: QueueSender<Output>,
     /// Whether the scheduler hears first.
     pub early: bool,
+    /// Whether it wants to hear when a step is nearly over.
+    pub paced: bool,
     pub leases: LeaseBook,
     /// Events that can wait: the launch thread does what it was commanded to, so no more than in its own queue.
     pub capacity: usize,
@@ -161,15 +163,16 @@ struct Sampling {
     scheduler: Peer<SchedulerMessage>,
     outputs: QueueSender<Output>,
     early: bool,
+    paced: bool,
     fault: FaultSite,
 }
 
 impl Sampling {
     fn new(ends: SamplerEnds) -> Sampling {
-        let SamplerEnds { life, scheduler, outputs, early, leases, .. } = ends;
+        let SamplerEnds { life, scheduler, outputs, early, paced, leases, .. } = ends;
         let reader = Reader::new(life.site(FaultPoint::Completion), leases);
         let fault = life.site(FaultPoint::Sampler);
-        Sampling { life, reader, steps: Steps::default(), scheduler, outputs, early, fault }
+        Sampling { life, reader, steps: Steps::default(), scheduler, outputs, early, paced, fault }
     }
 
     fn handle(&mut self, event: LaunchEvent) -> Result<(), ThreadError> {
@@ -192,6 +195,10 @@ impl Sampling {
     fn step(&mut self, step: LaunchedStep) -> Result<(), ThreadError> {
         let LaunchedStep { plan, launched, began, returned } = step;
         let pending = matches!(launched, Launched::Pending(_));
+        if let (Launched::Pending(step), true) = (&launched, self.paced) {
+            step.nearly();
+            self.scheduler.tell(SchedulerMessage::Nearly(plan.step));
+        }
         let mut outcome = launched.wait()?;
         let ended = if pending { Instant::now() } else { returned };
         if self.life.pulse.is_stopping() {

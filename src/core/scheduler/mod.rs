@@ -32,12 +32,16 @@ pub struct SchedulerConfig {
     /// and so do those that would leave fewer. On a device that reads all weights in each step, a small piece takes nearly
     /// as long as all of it.
     pub prefill_least: u32,
-    /// Whether a thinker's sequence that has its first token waits until the talker has used that, because both compute on
-    /// one device and the talker makes the first sound. Their steps side by side take each other's memory bandwidth.
-    pub yields: bool,
+    /// Which sequences that have given the next stage enough for its first unit wait until that has used it, because both
+    /// compute on one device and the next stage makes the first sound. Their steps side by side take each other's memory
+    /// bandwidth.
+    pub yields: Yields,
     /// Whether prompts wait while a step with some is out, unless they fill a step: on a device that reads all weights in
     /// each step, those that come together should not go through it one after the other.
     pub joins_prompts: bool,
+    /// Whether a step is planned only when the one before it is nearly over ([`Event::Nearly`]), and not when that begins:
+    /// who comes meanwhile is in it, and does not wait for it.
+    pub paced: bool,
     /// Steps launched and not returned, of the stage and of each sequence; 1 is the synchronous order.
     pub run_ahead: u32,
     /// Units a sequence may be ahead of what the next stage has taken over.
@@ -49,6 +53,18 @@ pub struct SchedulerConfig {
     pub max_step_units: Option<u32>,
     /// What its sequences' listeners hear.
     pub playback: PlaybackPolicy,
+}
+
+/// Which sequences of a stage leave the device to the next one ([`SchedulerConfig::yields`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Yields {
+    /// None.
+    #[default]
+    Never,
+    /// One that has the stage to itself: beside others its step costs next to nothing.
+    Alone,
+    /// Each.
+    Each,
 }
 
 /// What happened.
@@ -72,6 +88,8 @@ pub enum Event {
         /// Those before this number. What is known already, from this attempt or an earlier one, changes nothing.
         upto: u32,
     },
+    /// A step will be over by the time that the next one is launched.
+    Nearly(StepId),
     /// The outcome of a step is known.
     StepDone(StepDone),
     /// The request is gone: free its sequence now.
@@ -167,6 +185,8 @@ pub struct SchedulerCore {
     next_order: u64,
     stale: u64,
     held: bool,
+    /// The oldest step in flight is nearly over.
+    nearly: bool,
 }
 
 impl SchedulerCore {
@@ -183,6 +203,7 @@ impl SchedulerCore {
             next_order: 0,
             stale: 0,
             held: false,
+            nearly: false,
         }
     }
 
@@ -208,6 +229,7 @@ impl SchedulerCore {
                     sequence.acked = sequence.acked.max(upto);
                 }
             }
+            Event::Nearly(step) => self.nearly |= self.in_flight.front().is_some_and(|plan| plan.step == step),
             Event::StepDone(done) => self.step_done(&done, now, &mut effects, &mut behind),
             Event::Abort(request) => {
                 self.release(request, &mut effects);
@@ -254,11 +276,14 @@ impl SchedulerCore {
         })
     }
 
-    /// Whether a sequence leaves the device to the next stage, which makes the first sound of the prompt and one token.
+    /// Whether a sequence leaves the device to the next stage.
     fn yields(&self, sequence: &Sequence) -> bool {
-        let feeds_speech = sequence.params.pace == Pace::Free && sequence.params.prompt_emits > 0;
-        let begun = !sequence.prefilling() && (sequence.placeholders > 0 || sequence.made() > 0);
-        self.config.yields && feeds_speech && begun && sequence.acked == 0
+        let may = match self.config.yields {
+            Yields::Never => false,
+            Yields::Alone => self.sequences.len() == 1,
+            Yields::Each => true,
+        };
+        may && sequence.leads()
     }
 
     fn can_run(&self, sequence: &Sequence) -> bool {
@@ -295,6 +320,7 @@ impl SchedulerCore {
             return;
         }
         let Some(plan) = self.in_flight.pop_front() else { return };
+        self.nearly = false;
         let mut consumed = Vec::new();
         for (planned, outcome) in plan.sequences.iter().zip(&done.sequences) {
             let Some(sequence) =
@@ -340,7 +366,8 @@ impl SchedulerCore {
 
     fn launch(&mut self, now: Duration, hold: bool, effects: &mut Vec<Effect>) {
         self.held = false;
-        while self.in_flight.len() < self.config.run_ahead as usize {
+        let paced = |core: &Self| core.config.paced && core.in_flight.len() > usize::from(core.nearly);
+        while self.in_flight.len() < self.config.run_ahead as usize && !paced(self) {
             let runnable = self.apart(self.runnable(now));
             self.held = hold
                 && !self.is_crowded()

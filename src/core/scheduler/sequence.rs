@@ -17,6 +17,9 @@ pub struct SequenceParams {
     /// Units that the prompt alone sends downstream. The next stage may need all of them before it can take over any,
     /// so they do not count against the window.
     pub prompt_emits: u32,
+    /// Units of its own with which the next stage can make its first, where that makes the first sound or leads to it; 0:
+    /// it does not.
+    pub yields_after: u32,
     /// How decode steps depend on input.
     pub pace: Pace,
     /// Sound that the listener has of what went before the sequence, from its admission on.
@@ -223,6 +226,13 @@ impl Sequence {
     /// Units that it has emitted behind those of its prompt.
     pub fn made(&self) -> u32 {
         (self.emitted - self.start.emitted).saturating_sub(self.params.prompt_emits)
+    }
+
+    /// Whether it has made, or makes, all that the next stage needs for its first unit, of which that has used nothing yet.
+    pub fn leads(&self) -> bool {
+        // The last positions of a prompt make a unit too.
+        let made = u32::from(self.params.prompt > 0) + self.decoded;
+        (1..=made).contains(&self.params.yields_after) && self.acked == 0 && !self.prefilling()
     }
 
     /// What is known of the sequence's listener.

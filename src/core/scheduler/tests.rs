@@ -1,6 +1,7 @@
 //! What the scheduler plans, case by case.
 
 mod histories;
+mod yields;
 
 use super::*;
 use std::collections::HashMap;
@@ -11,8 +12,9 @@ fn config() -> SchedulerConfig {
         max_batch: 4,
         prefill_chunk: 64,
         prefill_least: 0,
-        yields: false,
+        yields: Yields::Never,
         joins_prompts: false,
+        paced: false,
         run_ahead: 2,
         window: 100,
         max_step_units: None,
@@ -27,6 +29,7 @@ fn free(prompt: u32) -> SequenceParams {
         prompt_input: 0,
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: 0,
         pace: Pace::Free,
         lead: Duration::ZERO,
     }
@@ -155,6 +158,7 @@ fn a_consumer_says_how_far_it_has_used_its_input_not_how_much_of_it_its_attempt_
         prompt_input: 0,
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: 0,
         pace: Pace::Chunks(vec![2]),
         lead: Duration::ZERO,
     };
@@ -261,6 +265,7 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
         prompt_input: 0,
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: 0,
         pace: Pace::Chunks(vec![1, 2, 4]),
         lead: Duration::ZERO,
     };
@@ -281,6 +286,7 @@ fn vocoder(config: SchedulerConfig, sequences: &[u32], now: Duration) -> Schedul
         prompt_input: 0,
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: 0,
         pace: Pace::Chunks(vec![1]),
         lead: Duration::ZERO,
     };
@@ -318,30 +324,6 @@ fn nobody_who_has_heard_nothing_is_held() {
     let mut core = vocoder(config(), &[0], start);
     assert_eq!(input(&mut core, 0, 1, start, true), [[0]]);
     assert!(core.is_awaited(start));
-}
-
-#[test]
-fn a_thinker_that_has_given_a_talker_its_first_token_waits_until_it_is_used() {
-    let mut core = SchedulerCore::new(SchedulerConfig { yields: true, ..config() });
-    let spoken = SequenceParams { prompt_emits: 5, ..free(5) };
-    let advances = |effects: &[Effect]| -> Vec<u64> {
-        launches(effects).iter().flat_map(|plan| plan.sequences.iter().map(|s| s.request.0)).collect()
-    };
-    let admit = |core: &mut SchedulerCore, request, params| {
-        advances(&core.handle(Event::Admit(RequestId(request), params, Start::default()), Duration::ZERO))
-    };
-    assert_eq!(admit(&mut core, 1, spoken), [1], "its prompt, and no token beyond that of it");
-    assert_eq!(admit(&mut core, 2, free(3)), [2], "a text goes on beside it");
-    let done = |step, request, emitted| {
-        let sequences = vec![SequenceDone { request: RequestId(request), emitted, finished: false }];
-        Event::StepDone(StepDone { step: StepId(step), sequences })
-    };
-    assert_eq!(advances(&core.handle(done(0, 1, 6), Duration::ZERO)), [2]);
-    assert!(!core.is_awaited(Duration::ZERO) || core.in_flight() > 0);
-    assert_eq!(advances(&core.handle(done(1, 2, 1), Duration::ZERO)), [2]);
-    let used = Event::Acked { request: RequestId(1), upto: 6 };
-    assert_eq!(advances(&core.handle(used, Duration::ZERO)), [] as [u64; 0], "two steps are out");
-    assert_eq!(advances(&core.handle(done(2, 2, 1), Duration::ZERO)), [1, 2]);
 }
 
 #[test]
@@ -405,7 +387,15 @@ fn a_chunk_longer_than_a_step_may_be_is_cut() {
     let config = SchedulerConfig { max_step_units: Some(3), run_ahead: 1, ..config() };
     let mut core = SchedulerCore::new(config);
     let (pace, lead) = (Pace::Chunks(vec![600]), Duration::ZERO);
-    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_runs: Vec::new(), prompt_emits: 0, pace, lead };
+    let params = SequenceParams {
+        prompt: 0,
+        prompt_input: 0,
+        prompt_runs: Vec::new(),
+        prompt_emits: 0,
+        yields_after: 0,
+        pace,
+        lead,
+    };
     core.handle(Event::Admit(RequestId(0), params, Start::default()), start);
     assert!(input(&mut core, 0, 2, start, false).is_empty(), "a chunk is not made of less");
     let input = Event::Input { request: RequestId(0), units: 700, end: false };
@@ -428,6 +418,7 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
                     prompt_input: 0,
                     prompt_runs: Vec::new(),
                     prompt_emits: 0,
+                    yields_after: 0,
                     pace,
                     lead: Duration::ZERO,
                 },
@@ -472,4 +463,25 @@ fn a_sequence_whose_listener_still_has_sound_is_due_when_that_is_over() {
     assert_eq!(next(1, 2, start), 0, "then those with the least lead, 1.6 s of it");
     assert_eq!(next(2, 0, start), 2, "who is further ahead now");
     assert_eq!(next(3, 2, start), 1, "3 s of lead");
+}
+
+#[test]
+fn a_paced_stage_plans_a_step_when_the_one_before_it_is_nearly_over() {
+    let mut core = SchedulerCore::new(SchedulerConfig { paced: true, ..config() });
+    let admit = |core: &mut SchedulerCore, id| {
+        core.handle(Event::Admit(RequestId(id), free(5), Start::default()), Duration::ZERO)
+    };
+    let nearly = |core: &mut SchedulerCore, step| core.handle(Event::Nearly(StepId(step)), Duration::ZERO);
+    assert_eq!(launches(&admit(&mut core, 1)).len(), 1);
+    assert!(launches(&admit(&mut core, 2)).is_empty(), "the first step has just begun");
+    let plans = launches(&nearly(&mut core, 0));
+    assert_eq!(plans.iter().map(|plan| plan.sequences.len()).collect::<Vec<_>>(), [2], "one step, with both");
+    assert!(launches(&nearly(&mut core, 0)).is_empty());
+    let done = |step, requests: &[u64]| {
+        let one = |id: &u64| SequenceDone { request: RequestId(*id), emitted: 1, finished: false };
+        Event::StepDone(StepDone { step: StepId(step), sequences: requests.iter().map(one).collect() })
+    };
+    assert!(launches(&core.handle(done(0, &[1]), Duration::ZERO)).is_empty(), "the second step begins");
+    assert!(launches(&nearly(&mut core, 0)).is_empty(), "that one is over");
+    assert_eq!(launches(&core.handle(done(1, &[1, 2]), Duration::ZERO)).len(), 1, "one that told nothing");
 }

@@ -62,8 +62,8 @@ struct PromptArgs {
     int width, groups;
 };
 
-// One block per position of a prompt. The last position of a prompt leaves its codec side in `codec` and runs with the
-// frames; here it is padding.
+// One block per position of a prompt. A last position that is marked so leaves its codec side in `codec` and runs with the
+// layers of a frame; here it is padding.
 template <typename T>
 __device__ __forceinline__ void begin_prompt(const PromptArgs& a) {
     const int row = blockIdx.x;
@@ -79,6 +79,7 @@ __device__ __forceinline__ void begin_prompt(const PromptArgs& a) {
         float side = 0.f;
         if (!padding) {
             if (r.kind == TOKEN) side = to_float(static_cast<const T*>(a.table)[static_cast<size_t>(r.codes) * a.width + i]);
+            if (r.kind == NEXT) side = a.codec[static_cast<size_t>(r.slot) * a.width + i];
             if (r.kind == X_VECTOR) side = a.x_vectors[static_cast<size_t>(r.slot) * a.width + i];
             if (r.kind == REFERENCE_FRAME) {
                 const uint32_t* codes = a.codes + r.codes;
@@ -92,6 +93,21 @@ __device__ __forceinline__ void begin_prompt(const PromptArgs& a) {
         const float text = padding ? 0.f : to_float(static_cast<const T*>(a.text)[static_cast<size_t>(r.text) * a.width + i]);
         x[i] = side + text;
     }
+}
+
+struct TakeArgs {
+    const StepRow* rows; // [rows]
+    const float* x;      // [.., width]: the residual stream of a pass over prompts
+    float* out;          // [rows, width]
+    int width, unused;
+};
+
+// The rows of a pass over prompts that a frame goes on from, one behind the other.
+extern "C" __global__ void __launch_bounds__(256) take_frames(const __grid_constant__ TakeArgs a) {
+    wait_for_previous();
+    const float* from = a.x + static_cast<size_t>(a.rows[blockIdx.x].of) * a.width;
+    float* to = a.out + static_cast<size_t>(blockIdx.x) * a.width;
+    for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = from[i];
 }
 
 extern "C" __global__ void __launch_bounds__(256) begin_frame_f32(const __grid_constant__ BeginArgs a) { begin_frame<float>(a); }

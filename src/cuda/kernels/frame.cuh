@@ -14,7 +14,8 @@ struct StepRow {
     uint32_t flags; // see below
     uint32_t forced; // where the forced codes of the row begin in the step's list; NONE: none are forced
     float axes[3];   // positions that the rotation takes
-    uint32_t unused[3];
+    uint32_t of;     // where a pass over prompts did the layers: which of its rows
+    uint32_t unused[2];
 };
 
 constexpr uint32_t NO_END = 1;   // the end must not be sampled
@@ -73,9 +74,10 @@ struct PromptRow {
     uint32_t text;  // row of the text table
     uint32_t kind;  // see below
     uint32_t codes; // where its codes begin in the launch's list; for TOKEN the codec id itself
-    uint32_t last;  // 1: the codec side goes to the slot's `codec` and the position runs with the frames
+    uint32_t last;  // 1: the codec side goes to the slot's `codec` and the position runs with a frame's layers
     float axes[3];  // positions that the rotation takes
     uint32_t unused[3];
 };
 
 constexpr uint32_t PLAIN_TEXT = 0, TOKEN = 1, X_VECTOR = 2, REFERENCE_FRAME = 3;
+constexpr uint32_t NEXT = 4; // no position of a prompt: the slot's next one, whose codec side is in `codec`

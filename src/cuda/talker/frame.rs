@@ -61,6 +61,8 @@ pub(super) struct Frames {
     pub cache: Cache,
     pub engine: Engine,
     x: Buffer<f32>,
+    /// Rows of `x` behind a pass over prompts that a frame goes on from.
+    taken: Buffer<f32>,
     narrow: Buffer<f32>,
     logits: Buffer<f32>,
     slots: Buffer<u32>,
@@ -68,8 +70,9 @@ pub(super) struct Frames {
     axes: Buffer<f32>,
     inner_cache: Cache,
     kernels: Kernels,
-    /// By rows, ascending.
+    /// By rows, ascending: whole frames, frames whose layers a pass over prompts did, and such passes.
     frames: Vec<(usize, Graph, Constants)>,
+    tails: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
 }
 
@@ -85,6 +88,7 @@ struct Constants {
 struct Kernels {
     begin_frame: Kernel,
     begin_prompt: Kernel,
+    take: Kernel,
     first: Kernel,
     group: Kernel,
 }
@@ -124,6 +128,17 @@ struct PromptArgs {
     axes: u64,
     width: i32,
     groups: i32,
+}
+
+/// `TakeArgs` of `kernels/frame.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TakeArgs {
+    rows: u64,
+    x: u64,
+    out: u64,
+    width: i32,
+    unused: i32,
 }
 
 /// `FirstArgs` of `kernels/sample.cu`.
@@ -212,6 +227,7 @@ impl Frames {
             cache: net.stack.cache(gpu, net.precision, pages, slots, max_pages)?,
             engine: Engine::new(gpu, net.precision, rows, &sizes, width)?,
             x: gpu.zeros("activations", rows * hidden)?,
+            taken: gpu.zeros("activations", batch * hidden)?,
             narrow: gpu.zeros("activations", 2 * batch * inner)?,
             logits: gpu.zeros("logits", batch * config.text.vocab_size.max(config.predictor.vocab_size))?,
             slots: gpu.zeros("tables of a step", rows)?,
@@ -222,6 +238,7 @@ impl Frames {
             frame_layout,
             prompt_layout,
             frames: Vec::new(),
+            tails: Vec::new(),
             prompts: Vec::new(),
         };
         stream.synchronize()?;
@@ -232,6 +249,9 @@ impl Frames {
             frames.frame(net, stream, *bucket, &constants)?;
             let graph = stream.capture(|| frames.frame(net, stream, *bucket, &constants))?;
             tracing::debug!(rows = bucket, nodes = graph.nodes(), "captured a frame");
+            frames.tail(net, stream, *bucket, &constants)?;
+            let tail = stream.capture(|| frames.tail(net, stream, *bucket, &constants))?;
+            frames.tails.push((*bucket, tail));
             frames.frames.push((*bucket, graph, constants));
         }
         let mut bucket = LEAST_PROMPT;
@@ -259,6 +279,11 @@ impl Frames {
         self.frames.iter().find(|(bucket, ..)| *bucket >= rows).map(|(bucket, graph, _)| (*bucket, graph))
     }
 
+    /// The graph of the smallest bucket that holds `rows`, for frames whose layers a pass over prompts did, and its size.
+    pub fn tail_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
+        self.tails.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+    }
+
     /// The graph of the smallest bucket that holds `rows` positions of prompts, and its size.
     pub fn prompt_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
         self.prompts.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
@@ -276,26 +301,7 @@ impl Frames {
 
     /// Queues one frame of `rows` rows: layers, code 0, all passes of the predictor, the next input.
     fn frame(&self, net: &TalkerNet, stream: &Stream, rows: usize, constants: &Constants) -> Result<(), CudaError> {
-        let (config, predictor, products) = (&net.config, &net.predictor, &self.engine.products);
-        let (hidden, inner, groups) = (config.text.hidden_size, config.predictor.hidden_size, config.num_code_groups);
-        let (head, table) = (self.inbox.address(), self.inbox.at(self.frame_layout.rows));
-        let begin = BeginArgs {
-            head,
-            rows: table,
-            new_pages: self.inbox.at(self.frame_layout.pages),
-            pages: self.cache.tables(),
-            codec: self.codec.address(),
-            text: self.text_table(net),
-            x: self.x.address(),
-            slots: self.slots.address(),
-            positions: self.positions.address(),
-            axes: self.axes.address(),
-            width: hidden as i32,
-            max_pages: self.cache.max_pages() as i32,
-        };
-        // SAFETY: the argument is `BeginArgs`, with addresses of buffers of `self` and `net`.
-        unsafe { self.kernels.begin_frame.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![begin])? };
-        let (x, logits, narrow) = (self.x.address(), self.logits.address(), self.narrow.address());
+        self.begin(net, stream, rows)?;
         let distinct = Rows {
             count: rows,
             slots: self.slots.address(),
@@ -304,7 +310,52 @@ impl Frames {
             distinct: true,
             most: None,
         };
-        net.stack.run(&self.engine, stream, x, distinct, &self.cache)?;
+        net.stack.run(&self.engine, stream, self.x.address(), distinct, &self.cache)?;
+        self.codes(net, stream, (self.x.address(), rows), constants)
+    }
+
+    /// Queues the same without the layers, which the last pass over prompts did.
+    fn tail(&self, net: &TalkerNet, stream: &Stream, rows: usize, constants: &Constants) -> Result<(), CudaError> {
+        let (x, out) = (self.x.address(), self.taken.address());
+        let width = net.config.text.hidden_size as i32;
+        let args = TakeArgs { rows: self.inbox.at(self.frame_layout.rows), x, out, width, unused: 0 };
+        // SAFETY: the argument is `TakeArgs`, with addresses of buffers of `self`, whose rows are of the pass.
+        unsafe { self.kernels.take.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
+        self.codes(net, stream, (out, rows), constants)
+    }
+
+    /// Queues the beginning of a frame: the input of each row, and the pages that slots got.
+    pub fn begin(&self, net: &TalkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
+        let begin = BeginArgs {
+            head: self.inbox.address(),
+            rows: self.inbox.at(self.frame_layout.rows),
+            new_pages: self.inbox.at(self.frame_layout.pages),
+            pages: self.cache.tables(),
+            codec: self.codec.address(),
+            text: self.text_table(net),
+            x: self.x.address(),
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            axes: self.axes.address(),
+            width: net.config.text.hidden_size as i32,
+            max_pages: self.cache.max_pages() as i32,
+        };
+        // SAFETY: the argument is `BeginArgs`, with addresses of buffers of `self` and `net`.
+        unsafe { self.kernels.begin_frame.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![begin]) }
+    }
+
+    /// Queues what follows the layers: code 0, all passes of the predictor, the next input.
+    fn codes(
+        &self,
+        net: &TalkerNet,
+        stream: &Stream,
+        (x, rows): (u64, usize),
+        constants: &Constants,
+    ) -> Result<(), CudaError> {
+        let (config, predictor, products) = (&net.config, &net.predictor, &self.engine.products);
+        let (hidden, inner, groups) = (config.text.hidden_size, config.predictor.hidden_size, config.num_code_groups);
+        let (head, table) = (self.inbox.address(), self.inbox.at(self.frame_layout.rows));
+        let (logits, narrow) = (self.logits.address(), self.narrow.address());
         let last = Input::Normed(x, net.stack.norm());
         products.run(stream, Mode::StoreF32, &net.head, last, logits, rows)?;
         match &predictor.projection {
@@ -437,6 +488,7 @@ impl Kernels {
         Ok(Kernels {
             begin_frame: gpu.kernel(begin_frame)?,
             begin_prompt: gpu.kernel(begin_prompt)?,
+            take: gpu.kernel("take_frames")?,
             first: gpu.kernel(first)?,
             group: gpu.kernel(group)?,
         })

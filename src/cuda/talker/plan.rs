@@ -161,7 +161,7 @@ impl CudaTalker {
             step.forced.extend_from_slice(codes);
         }
         let (position, count, axes) = (at as i32, sequence.count, axes(&sequence.spec.prompt, at));
-        let entry = StepSequence { slot: slot.0, position, text, count, flags, forced, axes, unused: [0; 3] };
+        let entry = StepSequence { slot: slot.0, position, text, count, flags, forced, axes, of: 0, unused: [0; 2] };
         sequence.count += 1;
         step.frames.push(entry);
         Ok(Part::Frame { at: step.frames.len() - 1, forced: forced != NONE, finished: Arc::clone(&sequence.finished) })

@@ -24,6 +24,8 @@ pub(crate) const PLAIN_TEXT: u32 = 0;
 pub(crate) const TOKEN: u32 = 1;
 pub(crate) const X_VECTOR: u32 = 2;
 pub(crate) const REFERENCE_FRAME: u32 = 3;
+/// No position of a prompt but the next one of a sequence.
+pub(crate) const NEXT: u32 = 4;
 
 /// A record that kernels read.
 ///
@@ -50,7 +52,9 @@ pub(crate) struct StepSequence {
     pub forced: u32,
     /// The positions that the rotation takes.
     pub axes: [f32; 3],
-    pub unused: [u32; 3],
+    /// Where a pass over prompts did the layers: which of its rows.
+    pub of: u32,
+    pub unused: [u32; 2],
 }
 // SAFETY: twelve words.
 unsafe impl Record for StepSequence {}
@@ -64,7 +68,8 @@ impl StepSequence {
         flags: 0,
         forced: NONE,
         axes: [0.0; 3],
-        unused: [0; 3],
+        of: 0,
+        unused: [0; 2],
     };
 }
 

@@ -161,6 +161,7 @@ impl MediaPlanner {
             prompt_runs: Vec::new(),
             // The thinker can take over all of them before it runs.
             prompt_emits: all_rows,
+            yields_after: 0,
             pace: Pace::Chunks(vec![1]),
             lead: Duration::ZERO,
         };

@@ -392,6 +392,7 @@ impl Common {
             prompt_input: sequence.prefill_embeddings(),
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: options.chunk_ramp.first().copied().unwrap_or(0),
             pace: Pace::OnePerStep,
             lead: Duration::ZERO,
         };
@@ -401,6 +402,7 @@ impl Common {
             prompt_input: 0,
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: 0,
             pace: Pace::Chunks(options.chunk_ramp.clone()),
             lead: Duration::ZERO,
         };

@@ -191,6 +191,8 @@ impl OmniPlanner {
                 prompt_input: 0,
                 prompt_runs: Vec::new(),
                 prompt_emits: emits,
+                // The talker speaks of the prompt and one token; what follows a text has no steps to wait with.
+                yields_after: u32::from(speech && mode == ThinkerMode::Sample),
                 pace: if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow },
                 lead: Duration::ZERO,
             },

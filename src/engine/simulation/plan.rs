@@ -100,6 +100,7 @@ pub(super) fn plan(script: &Script, shape: &Shape, encodes: &MediaPlanner) -> Op
             prompt_input: prompts.rows,
             prompt_runs: layout.as_deref().map(runs).unwrap_or_default(),
             prompt_emits: prompts.emits,
+            yields_after: u32::from(sample && speech),
             pace: if sample { Pace::Free } else { Pace::Follow },
             lead: Duration::ZERO,
         };
@@ -192,6 +193,7 @@ fn speech_sequences(
         prompt_input,
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: if pace == Pace::OnePerStep { shape.ramp.first().copied().unwrap_or(0) } else { 0 },
         pace,
         lead: Duration::ZERO,
     };

@@ -236,6 +236,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
         prompt_input: sequence.prefill_embeddings(),
         prompt_runs: Vec::new(),
         prompt_emits: 0,
+        yields_after: 0,
         pace: Pace::OnePerStep,
         lead: Duration::ZERO,
     };
@@ -269,6 +270,7 @@ pub fn thinker() -> Stage {
             prompt_input: 0,
             prompt_runs: Vec::new(),
             prompt_emits,
+            yields_after: 0,
             pace: Pace::Free,
             lead: Duration::ZERO,
         };

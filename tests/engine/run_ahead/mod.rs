@@ -19,7 +19,7 @@ use crate::support::stage::{next, rig, scheduler};
 use asks::{Ask, Dice, Stage, on_cuda, talker, thinker};
 use omni_actors::actors::{Admission, Outputs, Resume};
 use omni_actors::core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq};
-use omni_actors::core::scheduler::SchedulerConfig;
+use omni_actors::core::scheduler::{SchedulerConfig, Yields};
 use omni_actors::model::stage::{StageFactory, StageModel};
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use run::{Run, Said, Seen, alone};
@@ -46,8 +46,9 @@ fn compare(stage: &Stage, count: usize, seed: u64) {
             max_batch: if dice.one_in(2) { slots } else { dice.int(1, slots) } as usize,
             prefill_chunk: dice.int(1, CHUNK),
             prefill_least: dice.int(0, CHUNK),
-            yields: false,
+            yields: Yields::Never,
             joins_prompts: false,
+            paced: false,
             run_ahead: dice.int(2, RUN_AHEAD),
             window: dice.pick(&[2, 5, 4096]),
             ..scheduler()

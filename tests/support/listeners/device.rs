@@ -284,6 +284,7 @@ impl Sim {
             prompt_input: 0,
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: 0,
             pace: Pace::Chunks(RAMP.to_vec()),
             lead: Duration::ZERO,
         };
@@ -294,6 +295,7 @@ impl Sim {
             prompt_input: 1,
             prompt_runs: Vec::new(),
             prompt_emits: 0,
+            yields_after: 0,
             pace: Pace::OnePerStep,
             lead: Duration::ZERO,
         };

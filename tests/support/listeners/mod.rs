@@ -7,7 +7,7 @@ mod device;
 
 use device::Sim;
 use omni_actors::core::deadline::PlaybackPolicy;
-use omni_actors::core::scheduler::SchedulerConfig;
+use omni_actors::core::scheduler::{SchedulerConfig, Yields};
 use std::time::Duration;
 
 pub const UNIT: Duration = Duration::from_millis(80);
@@ -66,8 +66,9 @@ impl Scenario {
             max_batch: 128,
             prefill_chunk: 256,
             prefill_least: 0,
-            yields: false,
+            yields: Yields::Never,
             joins_prompts: false,
+            paced: false,
             run_ahead: 2,
             window: 1024,
             max_step_units: None,
@@ -78,8 +79,9 @@ impl Scenario {
             max_batch: 64,
             prefill_chunk: 8,
             prefill_least: 0,
-            yields: false,
+            yields: Yields::Never,
             joins_prompts: false,
+            paced: false,
             window: 64,
             run_ahead: 1,
             buckets: Vec::new(),

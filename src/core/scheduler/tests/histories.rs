@@ -144,8 +144,11 @@ impl World {
         }
     }
 
-    /// The oldest step returns.
+    /// The oldest step is nearly over, and returns.
     fn step(&mut self) {
+        if let Some(step) = self.launched.front().map(|plan| plan.step) {
+            self.tell(Event::Nearly(step));
+        }
         let Some(plan) = self.launched.pop_front() else { return };
         let sequences = plan.sequences.iter().map(|sequence| self.outcome(sequence)).collect();
         self.tell(Event::StepDone(StepDone { step: plan.step, sequences }));
@@ -258,6 +261,7 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
                 prompt_input: 8,
                 prompt_runs: runs.into(),
                 prompt_emits: prompt,
+                yields_after: 1,
                 pace: Pace::Free,
                 lead: Duration::ZERO,
             };
@@ -269,6 +273,7 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
                 prompt_input: 0,
                 prompt_runs: Vec::new(),
                 prompt_emits: 0,
+                yields_after: 0,
                 pace: Pace::Free,
                 lead: Duration::ZERO,
             },
@@ -280,6 +285,7 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
                 prompt_input: prompt / 2 + 1,
                 prompt_runs: Vec::new(),
                 prompt_emits: 0,
+                yields_after: prompt % 3,
                 pace: Pace::OnePerStep,
                 lead: Duration::ZERO,
             },
@@ -291,6 +297,7 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
                 prompt_input: 0,
                 prompt_runs: Vec::new(),
                 prompt_emits: prompt,
+                yields_after: 0,
                 pace: Pace::Follow,
                 lead: Duration::ZERO,
             },
@@ -302,6 +309,7 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
                 prompt_input: 0,
                 prompt_runs: Vec::new(),
                 prompt_emits: 0,
+                yields_after: 0,
                 pace: Pace::Chunks(vec![1, 2, 4]),
                 lead: Duration::ZERO,
             },
@@ -315,11 +323,11 @@ proptest! {
 
     #[test]
     fn any_history_of_arrivals_late_stops_aborts_and_stalls_keeps_the_invariants(
-        moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, prefill_least in 0..9u32, yields: bool, joins_prompts: bool, run_ahead in 1..4u32,
+        moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, prefill_least in 0..9u32, yields in proptest::sample::select(vec![Yields::Never, Yields::Alone, Yields::Each]), joins_prompts: bool, paced: bool, run_ahead in 1..4u32,
         window in 1..9u32, max_step_units in proptest::option::of(1..9u32), gathers in 0..2u32, cap in proptest::option::of(0..500u64),
     ) {
         let playback = PlaybackPolicy { unit: Duration::from_millis(80), gathers: gathers * 4, lead_cap: cap.map(Duration::from_millis) };
-        let config = SchedulerConfig { slots, max_batch, prefill_chunk, prefill_least, yields, joins_prompts, run_ahead, window, max_step_units, buckets: vec![2, 3], playback };
+        let config = SchedulerConfig { slots, max_batch, prefill_chunk, prefill_least, yields, joins_prompts, paced, run_ahead, window, max_step_units, buckets: vec![2, 3], playback };
         let mut world = World::new(config);
         for step in moves {
             let ids: Vec<_> = (0..world.truth.len() as u64).map(RequestId).collect();

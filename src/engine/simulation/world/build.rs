@@ -19,7 +19,7 @@ use omni_core::deadline::PlaybackPolicy;
 use omni_core::ids::StageName;
 use omni_core::ledger::LedgerLimits;
 use omni_core::random::{Random, mix};
-use omni_core::scheduler::SchedulerConfig;
+use omni_core::scheduler::{SchedulerConfig, Yields};
 use omni_fault::FaultPlan;
 use omni_model::encoder::Grain;
 use omni_stage::simulation::SimulatedStage;
@@ -95,7 +95,12 @@ impl<'a> World<'a> {
                     prefill_chunk: of.prefill_chunk,
                     prefill_least: if shape.arbiter { of.prefill_chunk / 2 } else { 0 },
                     joins_prompts: shape.arbiter && name == StageName::Thinker,
-                    yields: shape.arbiter && name == StageName::Thinker,
+                    paced: shape.arbiter && name == StageName::Talker,
+                    yields: match name {
+                        StageName::Thinker if shape.arbiter => Yields::Each,
+                        StageName::Talker if shape.arbiter => Yields::Alone,
+                        _ => Yields::Never,
+                    },
                     run_ahead: of.run_ahead,
                     window: of.window,
                     buckets: if shape.arbiter { vec![1, 2, 4, 8] } else { Vec::new() },
