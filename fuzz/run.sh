@@ -18,7 +18,7 @@ case $target in
     chat_parts) seeds=(fuzz/seeds/chat_parts) ;;
     config) seeds=(configs) ;;
     fault_plan) seeds=(configs/faults) ;;
-    picture) seeds=(tests/fixtures/qwen3_omni/frontend/media) ;;
+    picture) seeds=(fuzz/seeds/picture tests/fixtures/pictures) ;;
     realtime) seeds=(fuzz/seeds/realtime) ;;
     recording) seeds=(tests/fixtures/audio) ;;
 esac
