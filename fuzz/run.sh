@@ -13,8 +13,10 @@ target=$1 seconds=${2:-0}
 shift $(($# < 2 ? $# : 2))
 cd "$(dirname "$0")/.."
 
-seeds=()
+seeds=() options=()
 case $target in
+    # An input is many packets. Without seeds it would stay shorter than one for as long as the fuzzer finds something.
+    call) options=(-len_control=0 -max_len=20000) ;;
     chat_parts) seeds=(fuzz/seeds/chat_parts) ;;
     config) seeds=(configs) ;;
     fault_plan) seeds=(configs/faults) ;;
@@ -27,4 +29,4 @@ mkdir -p "fuzz/corpus/$target"
 # Coverage is a nightly option of the compiler; stable takes it with this variable. An address sanitizer would need the
 # standard library's source: overflows of our own arithmetic are found without.
 export RUSTC_BOOTSTRAP=1
-cargo fuzz run --sanitizer none "$target" "fuzz/corpus/$target" "${seeds[@]}" -- -max_total_time="$seconds" "$@"
+cargo fuzz run --sanitizer none "$target" "fuzz/corpus/$target" "${seeds[@]}" -- -max_total_time="$seconds" "${options[@]}" "$@"
