@@ -2,10 +2,10 @@
 //
 // Activations are f32, or operands of products in an element type of theirs; channels last: row b of a launch has
 // `positions` consecutive rows of `channels` elements, its frames (the same number for all rows of a launch; those
-// behind a row's own are computed and thrown away: everything is causal). Streams keep what the next frame needs in slots of an arena. Histories (the last inputs of causal layers)
-// are there twice: a step reads the half of its parity and writes the other one, so that nothing is overwritten that a
-// block of the same step may still read. What lies before a stream's first row counts as zeros, so a slot needs no
-// clearing.
+// behind a row's own are computed and thrown away: everything is causal). Streams keep what the next frame needs in
+// slots of an arena. Histories (the last inputs of causal layers) are there twice: a step reads the half of its parity
+// and writes the other one, so that nothing is overwritten that a block of the same step may still read. What lies
+// before a stream's first row counts as zeros, so a slot needs no clearing.
 #pragma once
 
 #include <cuda_fp16.h>
