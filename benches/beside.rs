@@ -156,7 +156,7 @@ fn picture(config: &ThinkerConfig) -> Arc<Medium> {
     };
     let rule = SizeRule { factor: cut.factor(), min_pixels: 1, max_pixels: 1 << 30 };
     let size = Size { height: 2048, width: 2048 };
-    let pixels = (0..size.height * size.width * 3).map(|i| (i * 7919 >> 5) as u8).collect();
+    let pixels = (0..size.height * size.width * 3).map(|i| ((i * 7919) >> 5) as u8).collect();
     Arc::new(Medium::Image(Patches::new(vec![Picture::new(size, pixels)], &rule, &cut).unwrap()))
 }
 
