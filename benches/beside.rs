@@ -6,17 +6,18 @@
 //! how long an encoding takes beside them, and alone. The embeddings must not depend on any of it.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/omni_30b.rs"]
+mod omni_30b;
+
 use candle_core::Device;
-use omni_actors::config::{Precision, WeightsKind};
+use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
-use omni_actors::cuda::Gpu;
 use omni_actors::cuda::encoder::{CudaEncoderFactory, TowersNet};
 use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::media::Medium;
 use omni_actors::media::patches::{PatchConfig, Patches};
 use omni_actors::media::picture::Picture;
 use omni_actors::media::size::{Size, SizeRule};
-use omni_actors::model::Checkpoint;
 use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Grain, Schedule};
 use omni_actors::model::hf::ThinkerConfig;
 use omni_actors::model::sampling::SamplingParams;
@@ -24,7 +25,6 @@ use omni_actors::model::stage::{
     SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
 };
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -36,16 +36,7 @@ const PROMPT: u32 = 200;
 const FRAMES: u32 = 6000;
 
 fn main() {
-    let gpu = match Gpu::open(0) {
-        Ok(gpu) => gpu,
-        Err(why) => {
-            println!("SKIPPED: {why}");
-            return;
-        }
-    };
-    gpu.bind().unwrap();
-    let folder = Path::new("configs/models/Qwen3-Omni-30B-A3B-Instruct");
-    let checkpoint = Checkpoint::open_as(folder, WeightsKind::Random { seed: 1 }, None).unwrap();
+    let Some((gpu, checkpoint)) = omni_30b::open() else { return };
     let config = &checkpoint.omni().unwrap().thinker;
     let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
     let thinker = Arc::new(ThinkerNet::load(&gpu, Precision::Bf16, &loader, config).unwrap());

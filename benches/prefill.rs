@@ -5,14 +5,14 @@
 //! the time on the device. Then tokens behind the longest prompt. The first tokens must not depend on the passes.
 #![allow(clippy::unwrap_used)]
 
-use omni_actors::config::{Precision, WeightsKind};
+#[path = "support/omni_30b.rs"]
+mod omni_30b;
+
+use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
-use omni_actors::cuda::Gpu;
 use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
-use omni_actors::model::Checkpoint;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{SequenceSpec, SequenceWork, StageFactory, StageModel, ThinkerMode, ThinkerSpec};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,16 +22,7 @@ const TOKENS: u32 = 40;
 const ROUNDS: usize = 5;
 
 fn main() {
-    let gpu = match Gpu::open(0) {
-        Ok(gpu) => gpu,
-        Err(why) => {
-            println!("SKIPPED: {why}");
-            return;
-        }
-    };
-    gpu.bind().unwrap();
-    let folder = Path::new("configs/models/Qwen3-Omni-30B-A3B-Instruct");
-    let checkpoint = Checkpoint::open_as(folder, WeightsKind::Random { seed: 1 }, None).unwrap();
+    let Some((gpu, checkpoint)) = omni_30b::open() else { return };
     let loader = checkpoint.loader(&["thinker"], &candle_core::Device::Cpu);
     let net = ThinkerNet::load(&gpu, Precision::Bf16, &loader, &checkpoint.omni().unwrap().thinker).unwrap();
     let net = Arc::new(net);

@@ -218,15 +218,7 @@ mod tests {
             buckets: Vec::new(),
             playback,
         });
-        let params = SequenceParams {
-            prompt: 0,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
-            yields_after: 0,
-            pace: Pace::Free,
-            lead: Duration::ZERO,
-        };
+        let params = SequenceParams::unprompted(Pace::Free);
         let effects = core.handle(Event::Admit(RequestId(1), params, Start::default()), Duration::ZERO);
         let launch = |effect| if let Effect::Launch(plan) = effect { Some(plan) } else { None };
         effects.into_iter().find_map(launch).unwrap()

@@ -287,15 +287,7 @@ mod tests {
             playback: PlaybackPolicy { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
         });
         let request = RequestId(1);
-        let params = SequenceParams {
-            prompt: 0,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
-            yields_after: 0,
-            pace: Pace::Free,
-            lead: Duration::ZERO,
-        };
+        let params = SequenceParams::unprompted(Pace::Free);
         let done = |step, finished| StepDone {
             step: StepId(step),
             sequences: vec![SequenceDone { request, emitted: 1, finished }],

@@ -18,6 +18,7 @@ pub mod linear;
 pub mod moe;
 mod probe;
 mod stream;
+mod take;
 pub mod talker;
 mod tensor_map;
 pub mod thinker;

@@ -140,6 +140,11 @@ impl Drop for Graph {
     }
 }
 
+/// Of graphs for so many rows each, ascending, the smallest that holds `rows`, and its size.
+pub(crate) fn fitting(graphs: &[(usize, Graph)], rows: usize) -> Option<(usize, &Graph)> {
+    graphs.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+}
+
 /// A point on a stream.
 pub struct Event {
     gpu: Gpu,

@@ -214,6 +214,7 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/decoder.rs", "new", None, "while a stage is built"),
     ("cuda/linear.rs", "new", None, "while a stage is built"),
     ("cuda/moe.rs", "new", None, "while a stage is built"),
+    ("cuda/talker/constants.rs", "new", None, "while a stage is built"),
     ("cuda/talker/frame.rs", "new", None, "while a stage is built: graphs are captured here"),
     ("cuda/talker/net.rs", "load", None, "loading"),
     ("cuda/talker/pending.rs", "wait", Some(1), "the completion thread"),

@@ -59,15 +59,7 @@ pub const SPEECH: Outputs = Outputs { tokens: false, speech: true };
 
 /// A new sequence without a prompt.
 pub fn sequence(request: RequestId, pace: Pace, deliver: Outputs) -> Admission {
-    let params = SequenceParams {
-        prompt: 0,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace,
-        lead: Duration::ZERO,
-    };
+    let params = SequenceParams::unprompted(pace);
     Admission {
         request,
         params,

@@ -117,18 +117,9 @@ mod tests {
     use omni_model::stage::{SequenceSpec, VocoderSpec};
     use omni_transfer::link::{append, take};
     use proptest::prelude::*;
-    use std::time::Duration;
 
     fn admission() -> ToStage {
-        let params = SequenceParams {
-            prompt: 0,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
-            yields_after: 0,
-            pace: Pace::Free,
-            lead: Duration::ZERO,
-        };
+        let params = SequenceParams::unprompted(Pace::Free);
         let spec = SequenceSpec::Vocoder(VocoderSpec { context: Some(vec![7; 20].into()), goes_on: false });
         let (deliver, from) = (Outputs { tokens: false, speech: true }, Resume::default());
         ToStage::Admit(Box::new(Admission { request: RequestId(5), params, spec, deliver, from, content: Content(9) }))

@@ -7,6 +7,7 @@
 //! A sequence that may have brought the stage down runs alone ([`suspects`](crate::suspects)): a step of it has no other
 //! sequence, and no other step is out.
 
+mod bounds;
 mod sequence;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ pub use sequence::{Pace, PromptRun, SequenceParams, Start};
 
 use crate::deadline::{PlaybackPolicy, Priority, Urgency};
 use crate::ids::{RequestId, Slot, StepId};
+use bounds::StepBounds;
 use sequence::Sequence;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -56,10 +58,9 @@ pub struct SchedulerConfig {
 }
 
 /// Which sequences of a stage leave the device to the next one ([`SchedulerConfig::yields`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Yields {
     /// None.
-    #[default]
     Never,
     /// One that has the stage to itself: beside others its step costs next to nothing.
     Alone,
@@ -444,7 +445,7 @@ impl SchedulerCore {
             self.waiting.is_empty() && runnable.first().is_some_and(|(priority, ..)| priority.urgency == Urgency::Due);
         let joining = self.is_joining(&runnable);
         let (mut planned, mut prefill_left) = (Vec::new(), prefill_chunk);
-        let mut bounds = StepBounds { most: max_step_units, units: 0, alike: None };
+        let mut bounds = StepBounds::new(max_step_units);
         for (priority, _, request) in runnable {
             if planned.len() == max_batch {
                 break;
@@ -480,31 +481,5 @@ impl SchedulerCore {
         let step = StepId(self.next_step);
         self.next_step += 1;
         Some(Plan { step, sequences: planned })
-    }
-}
-
-/// What chunks fit into one step. A device runs the chunks of one length together and those of different lengths one
-/// after the other, so a step takes one length only, that of its most urgent sequence: no listener waits for
-/// the chunks of others who need them less.
-struct StepBounds {
-    /// Units of the whole step.
-    most: Option<u32>,
-    units: u32,
-    /// Length of the chunks, and whether they are of a prompt.
-    alike: Option<(u32, bool)>,
-}
-
-impl StepBounds {
-    fn admit(&mut self, advance: u32, prefilling: bool) -> bool {
-        let Some(most) = self.most.filter(|_| advance > 0) else { return true };
-        let fits = match self.alike {
-            None => true,
-            Some(alike) => alike == (advance, prefilling) && self.units + advance <= most,
-        };
-        if fits {
-            self.alike = Some((advance, prefilling));
-            self.units += advance;
-        }
-        fits
     }
 }

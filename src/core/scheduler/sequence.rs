@@ -38,6 +38,19 @@ pub struct PromptRun {
 }
 
 impl SequenceParams {
+    /// Of a sequence without a prompt that begins at once.
+    pub fn unprompted(pace: Pace) -> SequenceParams {
+        SequenceParams {
+            prompt: 0,
+            prompt_input: 0,
+            prompt_runs: Vec::new(),
+            prompt_emits: 0,
+            yields_after: 0,
+            pace,
+            lead: Duration::ZERO,
+        }
+    }
+
     /// Positions of the prompt that can be prefilled once `arrived` units of it have arrived.
     pub fn ready(&self, arrived: u32) -> u32 {
         if arrived >= self.prompt_input {

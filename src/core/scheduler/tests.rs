@@ -24,15 +24,7 @@ fn config() -> SchedulerConfig {
 }
 
 fn free(prompt: u32) -> SequenceParams {
-    SequenceParams {
-        prompt,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace: Pace::Free,
-        lead: Duration::ZERO,
-    }
+    SequenceParams { prompt, ..SequenceParams::unprompted(Pace::Free) }
 }
 
 fn launches(effects: &[Effect]) -> Vec<Plan> {
@@ -153,15 +145,7 @@ fn an_acknowledgement_that_comes_twice_or_late_counts_once() {
 fn a_consumer_says_how_far_it_has_used_its_input_not_how_much_of_it_its_attempt_has_used() {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, ..config() });
     let request = RequestId(1);
-    let params = SequenceParams {
-        prompt: 0,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace: Pace::Chunks(vec![2]),
-        lead: Duration::ZERO,
-    };
+    let params = SequenceParams::unprompted(Pace::Chunks(vec![2]));
     // An earlier attempt had used nine units and could not deliver what it made of the last three.
     let start = Start { input: 6, consumed: 9, emitted: 6, acked: 6, ..Start::default() };
     core.handle(Event::Admit(request, params, start), Duration::ZERO);
@@ -260,15 +244,7 @@ fn what_a_prompt_hands_on_is_no_sound_that_its_listener_has() {
 fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_end() {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 8, ..config() });
     let request = RequestId(7);
-    let params = SequenceParams {
-        prompt: 0,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace: Pace::Chunks(vec![1, 2, 4]),
-        lead: Duration::ZERO,
-    };
+    let params = SequenceParams::unprompted(Pace::Chunks(vec![1, 2, 4]));
     core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
     let sizes = |effects: &[Effect]| launches(effects).iter().map(|plan| plan.sequences[0].advance).collect::<Vec<_>>();
     let input = |units, end| Event::Input { request, units, end };
@@ -281,15 +257,7 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
 /// A vocoder of chunks of one, with sequences of which `frames` have been emitted, at `now`.
 fn vocoder(config: SchedulerConfig, sequences: &[u32], now: Duration) -> SchedulerCore {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, ..config });
-    let chunks = SequenceParams {
-        prompt: 0,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace: Pace::Chunks(vec![1]),
-        lead: Duration::ZERO,
-    };
+    let chunks = SequenceParams::unprompted(Pace::Chunks(vec![1]));
     for (request, emitted) in (0..).map(RequestId).zip(sequences) {
         core.handle(Event::Admit(request, chunks.clone(), Start::default()), now);
         if *emitted > 0 {
@@ -387,15 +355,7 @@ fn a_chunk_longer_than_a_step_may_be_is_cut() {
     let config = SchedulerConfig { max_step_units: Some(3), run_ahead: 1, ..config() };
     let mut core = SchedulerCore::new(config);
     let (pace, lead) = (Pace::Chunks(vec![600]), Duration::ZERO);
-    let params = SequenceParams {
-        prompt: 0,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace,
-        lead,
-    };
+    let params = SequenceParams { lead, ..SequenceParams::unprompted(pace) };
     core.handle(Event::Admit(RequestId(0), params, Start::default()), start);
     assert!(input(&mut core, 0, 2, start, false).is_empty(), "a chunk is not made of less");
     let input = Event::Input { request: RequestId(0), units: 700, end: false };
@@ -410,22 +370,7 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
     let mut core = SchedulerCore::new(config);
     for (request, size) in (0..6).map(RequestId).zip([2, 1, 2, 1, 1, 1]) {
         let pace = Pace::Chunks(vec![size]);
-        core.handle(
-            Event::Admit(
-                request,
-                SequenceParams {
-                    prompt: 0,
-                    prompt_input: 0,
-                    prompt_runs: Vec::new(),
-                    prompt_emits: 0,
-                    yields_after: 0,
-                    pace,
-                    lead: Duration::ZERO,
-                },
-                Start::default(),
-            ),
-            start,
-        );
+        core.handle(Event::Admit(request, SequenceParams::unprompted(pace), Start::default()), start);
     }
     let mut steps = input(&mut core, 5, 1, start, false);
     for request in 0..5 {

@@ -95,21 +95,6 @@ __device__ __forceinline__ void begin_prompt(const PromptArgs& a) {
     }
 }
 
-struct TakeArgs {
-    const StepRow* rows; // [rows]
-    const float* x;      // [.., width]: the residual stream of a pass over prompts
-    float* out;          // [rows, width]
-    int width, unused;
-};
-
-// The rows of a pass over prompts that a frame goes on from, one behind the other.
-extern "C" __global__ void __launch_bounds__(256) take_frames(const __grid_constant__ TakeArgs a) {
-    wait_for_previous();
-    const float* from = a.x + static_cast<size_t>(a.rows[blockIdx.x].of) * a.width;
-    float* to = a.out + static_cast<size_t>(blockIdx.x) * a.width;
-    for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = from[i];
-}
-
 extern "C" __global__ void __launch_bounds__(256) begin_frame_f32(const __grid_constant__ BeginArgs a) { begin_frame<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) begin_frame_bf16(const __grid_constant__ BeginArgs a) { begin_frame<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) begin_prompt_f32(const __grid_constant__ PromptArgs a) { begin_prompt<float>(a); }

@@ -339,10 +339,10 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) sample_token(const __grid
 extern "C" __global__ void __launch_bounds__(256) begin_tokens_f32(const __grid_constant__ BeginTokensArgs a) { begin_tokens<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) begin_tokens_bf16(const __grid_constant__ BeginTokensArgs a) { begin_tokens<bf16>(a); }
 
-// The rows of a pass that are sampled, one behind the other.
+// The rows of a pass that what follows it goes on from, one behind the other.
 extern "C" __global__ void __launch_bounds__(256) take_rows(const __grid_constant__ TakeRowsArgs a) {
     wait_for_previous();
-    const float* from = a.x + static_cast<size_t>(a.rows[blockIdx.x].of) * a.width;
+    const float* from = a.x + static_cast<size_t>(a.of[static_cast<size_t>(blockIdx.x) * a.stride]) * a.width;
     float* to = a.out + static_cast<size_t>(blockIdx.x) * a.width;
     for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = from[i];
 }

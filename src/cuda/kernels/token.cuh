@@ -76,10 +76,10 @@ struct SampleTokenArgs {
 constexpr uint32_t SAMPLED = 0x80000000u;
 
 struct TakeRowsArgs {
-    const TokenRow* rows; // [rows]
-    const float* x;       // [.., width]: the residual stream of a pass
-    float* out;           // [rows, width]
-    int width, unused;
+    const uint32_t* of; // of each record of a table, `stride` words apart: which row of `x`
+    const float* x;     // [.., width]: the residual stream of a pass
+    float* out;         // [records, width]
+    int width, stride;
 };
 
 struct PlaceRowsArgs {

@@ -1,5 +1,6 @@
 //! The state of sequences on the device between frames, and the graphs that advance them.
 
+use super::constants::Constants;
 use super::net::{TalkerNet, Text};
 use super::stage::TalkerOptions;
 use super::table::{NewPage, PromptEmbedding, SlotParams, StepHead, StepSequence};
@@ -7,11 +8,13 @@ use crate::buffer::Buffer;
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
 use crate::linear::{Input, Mode};
-use crate::stream::{Graph, Stream};
+use crate::stream::{Graph, Stream, fitting};
+use crate::take::{Origins, TakeRows};
 use crate::weights::element_size;
 use crate::{CudaError, Gpu};
 use omni_config::Precision;
 use omni_model::hf::SPECIAL_CODEC_IDS;
+use std::mem::offset_of;
 
 /// Threads of the kernels that begin a step.
 const BEGIN_THREADS: u32 = 256;
@@ -71,24 +74,17 @@ pub(super) struct Frames {
     inner_cache: Cache,
     kernels: Kernels,
     /// By rows, ascending: whole frames, frames whose layers a pass over prompts did, and such passes.
-    frames: Vec<(usize, Graph, Constants)>,
+    frames: Vec<(usize, Graph)>,
     tails: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
-}
-
-/// Sequences and positions of the predictor's passes for a batch: the same in every frame.
-struct Constants {
-    sequences: Buffer<u32>,
-    /// Of the first pass, which takes two positions of each row.
-    first: Buffer<i32>,
-    /// Of every later pass, `[passes, rows]`.
-    later: Buffer<i32>,
+    /// What the graphs of frames read.
+    constants: Vec<Constants>,
 }
 
 struct Kernels {
     begin_frame: Kernel,
     begin_prompt: Kernel,
-    take: Kernel,
+    take: TakeRows,
     first: Kernel,
     group: Kernel,
 }
@@ -128,17 +124,6 @@ struct PromptArgs {
     axes: u64,
     width: i32,
     groups: i32,
-}
-
-/// `TakeArgs` of `kernels/frame.cu`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct TakeArgs {
-    rows: u64,
-    x: u64,
-    out: u64,
-    width: i32,
-    unused: i32,
 }
 
 /// `FirstArgs` of `kernels/sample.cu`.
@@ -234,12 +219,13 @@ impl Frames {
             positions: gpu.zeros("tables of a step", rows)?,
             axes: gpu.zeros("tables of a step", 3 * rows)?,
             inner_cache,
-            kernels: Kernels::new(gpu, net.precision)?,
+            kernels: Kernels::new(gpu, net.precision, hidden)?,
             frame_layout,
             prompt_layout,
             frames: Vec::new(),
             tails: Vec::new(),
             prompts: Vec::new(),
+            constants: Vec::new(),
         };
         stream.synchronize()?;
         for bucket in &options.buckets {
@@ -252,7 +238,8 @@ impl Frames {
             frames.tail(net, stream, *bucket, &constants)?;
             let tail = stream.capture(|| frames.tail(net, stream, *bucket, &constants))?;
             frames.tails.push((*bucket, tail));
-            frames.frames.push((*bucket, graph, constants));
+            frames.frames.push((*bucket, graph));
+            frames.constants.push(constants);
         }
         let mut bucket = LEAST_PROMPT;
         while bucket <= chunk {
@@ -276,22 +263,22 @@ impl Frames {
 
     /// The graph of the smallest bucket that holds `rows`, and its size.
     pub fn frame_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        self.frames.iter().find(|(bucket, ..)| *bucket >= rows).map(|(bucket, graph, _)| (*bucket, graph))
+        fitting(&self.frames, rows)
     }
 
     /// The graph of the smallest bucket that holds `rows`, for frames whose layers a pass over prompts did, and its size.
     pub fn tail_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        self.tails.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+        fitting(&self.tails, rows)
     }
 
     /// The graph of the smallest bucket that holds `rows` positions of prompts, and its size.
     pub fn prompt_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        self.prompts.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+        fitting(&self.prompts, rows)
     }
 
     /// Rows that fit into one step.
     pub fn frame_embeddings(&self) -> usize {
-        self.frames.last().map_or(0, |(bucket, ..)| *bucket)
+        self.frames.last().map_or(0, |(bucket, _)| *bucket)
     }
 
     /// Positions of prompts that fit into one pass.
@@ -317,10 +304,10 @@ impl Frames {
     /// Queues the same without the layers, which the last pass over prompts did.
     fn tail(&self, net: &TalkerNet, stream: &Stream, rows: usize, constants: &Constants) -> Result<(), CudaError> {
         let (x, out) = (self.x.address(), self.taken.address());
-        let width = net.config.text.hidden_size as i32;
-        let args = TakeArgs { rows: self.inbox.at(self.frame_layout.rows), x, out, width, unused: 0 };
-        // SAFETY: the argument is `TakeArgs`, with addresses of buffers of `self`, whose rows are of the pass.
-        unsafe { self.kernels.take.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
+        let of = self.inbox.at(self.frame_layout.rows + offset_of!(StepSequence, of));
+        let origins = Origins { of, stride: size_of::<StepSequence>() };
+        // SAFETY: buffers of `self`; the rows that the table names are of the pass.
+        unsafe { self.kernels.take.queue(stream, origins, (x, out), rows)? };
         self.codes(net, stream, (out, rows), constants)
     }
 
@@ -479,7 +466,7 @@ impl Frames {
 }
 
 impl Kernels {
-    fn new(gpu: &Gpu, precision: Precision) -> Result<Kernels, CudaError> {
+    fn new(gpu: &Gpu, precision: Precision, width: usize) -> Result<Kernels, CudaError> {
         let names = match precision {
             Precision::F32 => ["begin_frame_f32", "begin_prompt_f32", "sample_first_f32", "sample_group_f32"],
             Precision::Bf16 => ["begin_frame_bf16", "begin_prompt_bf16", "sample_first_bf16", "sample_group_bf16"],
@@ -488,22 +475,9 @@ impl Kernels {
         Ok(Kernels {
             begin_frame: gpu.kernel(begin_frame)?,
             begin_prompt: gpu.kernel(begin_prompt)?,
-            take: gpu.kernel("take_frames")?,
+            take: TakeRows::new(gpu, width)?,
             first: gpu.kernel(first)?,
             group: gpu.kernel(group)?,
-        })
-    }
-}
-
-impl Constants {
-    fn new(gpu: &Gpu, rows: usize, groups: usize) -> Result<Constants, CudaError> {
-        let sequences: Vec<u32> = (0..2).flat_map(|_| 0..rows as u32).collect();
-        let first: Vec<i32> = (0..2).flat_map(|position| vec![position; rows]).collect();
-        let later: Vec<i32> = (2..=groups as i32).flat_map(|position| vec![position; rows]).collect();
-        Ok(Constants {
-            sequences: gpu.upload("tables of a step", &sequences)?,
-            first: gpu.upload("tables of a step", &first)?,
-            later: gpu.upload("tables of a step", &later)?,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The talker on the device: one graph makes a whole frame for all sequences; the host reads nothing in between.
 
 mod arrivals;
+mod constants;
 mod frame;
 mod net;
 mod pending;

@@ -6,9 +6,12 @@ use super::table::{TokenHead, TokenParams, TokenRow};
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
 use crate::linear::{Input, Mode};
+use crate::stream::fitting;
+use crate::take::{Origins, TakeRows};
 use crate::talker::table::Record;
 use crate::{Buffer, CudaError, Graph, Stream};
 use omni_config::Precision;
+use std::mem::offset_of;
 
 const BEGIN_THREADS: u32 = 256;
 /// `SAMPLERS` of `kernels/token.cu`.
@@ -43,7 +46,7 @@ pub(super) struct Steps {
     /// there outlives the step, as keys and values do. `None` where no prompts are kept, or none has media.
     pub hidden: Option<Buffer<u8>>,
     begin: Kernel,
-    take: Kernel,
+    take: TakeRows,
     sample: Kernel,
     hand: Kernel,
     level: Kernel,
@@ -113,17 +116,6 @@ struct SampleArgs {
     done: u64,
     last: u64,
     size: i32,
-}
-
-/// `TakeRowsArgs` of `kernels/token.cuh`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct TakeArgs {
-    rows: u64,
-    x: u64,
-    out: u64,
-    width: i32,
-    unused: i32,
 }
 
 /// `HandRowsArgs` of `kernels/token.cuh`.
@@ -200,7 +192,7 @@ impl Steps {
                 bytes => Some(gpu.alloc("hidden states of kept prompts", pages * bytes)?),
             },
             begin: gpu.kernel(begin)?,
-            take: gpu.kernel("take_rows")?,
+            take: TakeRows::new(gpu, config.hidden_size)?,
             sample: gpu.kernel("sample_token")?,
             hand: gpu.kernel(hand)?,
             level: gpu.kernel("add_level")?,
@@ -361,9 +353,10 @@ impl Steps {
     /// Queues the tokens of the rows of the last pass that [`Steps::sampled`] names.
     fn queue_tail(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
         let (x, out) = (self.x.address(), self.taken.address());
-        let args = TakeArgs { rows: self.sampled.at(ROWS_AT), x, out, width: net.config.hidden_size as i32, unused: 0 };
-        // SAFETY: the argument is `TakeRowsArgs`, with addresses of buffers of `self`, whose rows are of the pass.
-        unsafe { self.take.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
+        let origins =
+            Origins { of: self.sampled.at(ROWS_AT + offset_of!(TokenRow, of)), stride: size_of::<TokenRow>() };
+        // SAFETY: buffers of `self`; the rows that the table names are of the pass.
+        unsafe { self.take.queue(stream, origins, (x, out), rows)? };
         self.queue_samples(net, stream, rows, out, &self.sampled)
     }
 
@@ -415,10 +408,6 @@ impl Steps {
         // rows, and the words are rows of its table.
         unsafe { self.hand.launch(stream, Shape::new(count, BEGIN_THREADS), kernel_args![args]) }
     }
-}
-
-fn fitting(graphs: &[(usize, Graph)], rows: usize) -> Option<(usize, &Graph)> {
-    graphs.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ impl CudaVocoderStage {
         let begun = Instant::now();
         let (sequences, contexts) = (net.limits.sequences, net.limits.contexts);
         let stream = net.gpu.stream(Priority::High)?;
-        let workspace = Workspace::new(&net.gpu, &net.config, &net.weights, net.weights.precision, &net.limits)?;
+        let workspace = Workspace::new(&net.gpu, &net.config, &net.weights, &net.limits)?;
         pad_table(net, &workspace)?;
         let mut graphs = BTreeMap::new();
         for chunk in &net.limits.chunks {

@@ -1,7 +1,6 @@
 //! Memory of one stage: states of streams, and the activations of a launch.
 
 use super::Limits;
-use super::Precision;
 use super::weights::{Product, Weights};
 use crate::{Buffer, CudaError, Gpu};
 use omni_model::hf::VocoderConfig;
@@ -26,17 +25,11 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    pub fn new(
-        gpu: &Gpu,
-        config: &VocoderConfig,
-        weights: &Weights,
-        precision: Precision,
-        limits: &Limits,
-    ) -> Result<Workspace, CudaError> {
+    pub fn new(gpu: &Gpu, config: &VocoderConfig, weights: &Weights, limits: &Limits) -> Result<Workspace, CudaError> {
         let (small, large) = widths(weights);
         let (frames, slots) = (limits.frames, limits.sequences + limits.contexts);
         let activations = |width: usize| gpu.alloc("the vocoder's activations", frames * width);
-        let operands = (large * precision.bytes()).div_ceil(size_of::<f32>());
+        let operands = (large * weights.precision.bytes()).div_ceil(size_of::<f32>());
         Ok(Workspace {
             arena: gpu.alloc("the vocoder's streams", slots * weights.layout.slot())?,
             input: gpu

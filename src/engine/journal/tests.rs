@@ -22,15 +22,7 @@ pub(crate) const UNIT: Duration = Duration::from_millis(80);
 const TOKENS: CodecTokens = CodecTokens { pad: 1, bos: 2, eos: 3, think: None, nothink: 4, think_bos: 5, think_eos: 6 };
 
 fn params(prompt: u32, pace: Pace) -> SequenceParams {
-    SequenceParams {
-        prompt,
-        prompt_input: 0,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace,
-        lead: Duration::ZERO,
-    }
+    SequenceParams { prompt, ..SequenceParams::unprompted(pace) }
 }
 
 fn speech() -> Outputs {

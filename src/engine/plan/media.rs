@@ -21,7 +21,6 @@ use omni_stage::Outputs;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What a planner needs for media.
 pub(crate) struct MediaPlanner {
@@ -156,14 +155,9 @@ impl MediaPlanner {
         }
         let store = MediaStore::new(Arc::clone(&self.cache), parts.split_off(given));
         let params = SequenceParams {
-            prompt: 0,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
             // The thinker can take over all of them before it runs.
             prompt_emits: all_rows,
-            yields_after: 0,
-            pace: Pace::Chunks(vec![1]),
-            lead: Duration::ZERO,
+            ..SequenceParams::unprompted(Pace::Chunks(vec![1]))
         };
         let spec = EncoderSpec { media: encodables.into(), longest, done: 0, grain: self.grain };
         let spec = SequenceSpec::Encoder(spec);

@@ -390,21 +390,13 @@ impl Common {
         let params = SequenceParams {
             prompt: positions,
             prompt_input: sequence.prefill_embeddings(),
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
             yields_after: options.chunk_ramp.first().copied().unwrap_or(0),
-            pace: Pace::OnePerStep,
-            lead: Duration::ZERO,
+            ..SequenceParams::unprompted(Pace::OnePerStep)
         };
         let talker = SequencePlan { params, spec: SequenceSpec::Talker(sequence), deliver };
         let params = SequenceParams {
             prompt: vocoder.context_frames(self.groups),
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
-            yields_after: 0,
-            pace: Pace::Chunks(options.chunk_ramp.clone()),
-            lead: Duration::ZERO,
+            ..SequenceParams::unprompted(Pace::Chunks(options.chunk_ramp.clone()))
         };
         let vocoder = SequencePlan { params, spec: SequenceSpec::Vocoder(vocoder), deliver };
         Ok([(StageName::Talker, talker), (StageName::Vocoder, vocoder)])

@@ -21,7 +21,6 @@ use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 const CLONING: &str = "voice cloning needs a Qwen3-TTS Base checkpoint; choose a voice of /v1/audio/voices";
 
@@ -188,13 +187,10 @@ impl OmniPlanner {
         SequencePlan {
             params: SequenceParams {
                 prompt: prompt.ids.len() as u32,
-                prompt_input: 0,
-                prompt_runs: Vec::new(),
                 prompt_emits: emits,
                 // The talker speaks of the prompt and one token; what follows a text has no steps to wait with.
                 yields_after: u32::from(speech && mode == ThinkerMode::Sample),
-                pace: if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow },
-                lead: Duration::ZERO,
+                ..SequenceParams::unprompted(if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow })
             },
             spec: SequenceSpec::Thinker(ThinkerSpec {
                 prompt: Arc::clone(&prompt.ids),

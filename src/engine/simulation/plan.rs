@@ -101,8 +101,7 @@ pub(super) fn plan(script: &Script, shape: &Shape, encodes: &MediaPlanner) -> Op
             prompt_runs: layout.as_deref().map(runs).unwrap_or_default(),
             prompt_emits: prompts.emits,
             yields_after: u32::from(sample && speech),
-            pace: if sample { Pace::Free } else { Pace::Follow },
-            lead: Duration::ZERO,
+            ..SequenceParams::unprompted(if sample { Pace::Free } else { Pace::Follow })
         };
         let deliver = Outputs { tokens: sample, speech };
         prompt_tokens = len;
@@ -191,11 +190,8 @@ fn speech_sequences(
     let params = |prompt, prompt_input, pace| SequenceParams {
         prompt,
         prompt_input,
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
         yields_after: if pace == Pace::OnePerStep { shape.ramp.first().copied().unwrap_or(0) } else { 0 },
-        pace,
-        lead: Duration::ZERO,
+        ..SequenceParams::unprompted(pace)
     };
     let talker = TalkerSpec {
         prompt: prompt.into(),

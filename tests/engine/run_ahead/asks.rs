@@ -13,7 +13,6 @@ use omni_actors::model::thinker::Thinker;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 /// Random numbers out of a seed.
 pub struct Dice {
     seed: u64,
@@ -234,11 +233,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
     let params = SequenceParams {
         prompt: sequence.prefill_positions(),
         prompt_input: sequence.prefill_embeddings(),
-        prompt_runs: Vec::new(),
-        prompt_emits: 0,
-        yields_after: 0,
-        pace: Pace::OnePerStep,
-        lead: Duration::ZERO,
+        ..SequenceParams::unprompted(Pace::OnePerStep)
     };
     Ask { spec: SequenceSpec::Talker(sequence), params, text: (0..len).map(|_| dice.int(0, TEXT - 1)).collect() }
 }
@@ -265,15 +260,7 @@ pub fn thinker() -> Stage {
             media: None,
             reuse: None,
         };
-        let params = SequenceParams {
-            prompt: len,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
-            prompt_emits,
-            yields_after: 0,
-            pace: Pace::Free,
-            lead: Duration::ZERO,
-        };
+        let params = SequenceParams { prompt: len, prompt_emits, ..SequenceParams::unprompted(Pace::Free) };
         Ask { spec: SequenceSpec::Thinker(sequence), params, text: Vec::new() }
     };
     Stage { name: StageName::Thinker, factory: thinker_factory(&checkpoint), ask: Box::new(ask) }

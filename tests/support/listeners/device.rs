@@ -279,26 +279,10 @@ impl Sim {
             late: false,
         };
         self.requests.insert(request, state);
-        let chunks = SequenceParams {
-            prompt: 0,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
-            yields_after: 0,
-            pace: Pace::Chunks(RAMP.to_vec()),
-            lead: Duration::ZERO,
-        };
+        let chunks = SequenceParams::unprompted(Pace::Chunks(RAMP.to_vec()));
         self.tell(Which::Vocoder, Event::Admit(request, chunks, Start::default()));
         let prompt = self.scenario.prompt;
-        let talk = SequenceParams {
-            prompt,
-            prompt_input: 1,
-            prompt_runs: Vec::new(),
-            prompt_emits: 0,
-            yields_after: 0,
-            pace: Pace::OnePerStep,
-            lead: Duration::ZERO,
-        };
+        let talk = SequenceParams { prompt, prompt_input: 1, ..SequenceParams::unprompted(Pace::OnePerStep) };
         self.tell(Which::Talker, Event::Admit(request, talk, Start::default()));
         self.tell(Which::Talker, Event::Input { request, units: 1, end: true });
         if let Arrivals::Poisson(rate) = self.scenario.arrivals

@@ -262,59 +262,22 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
                 prompt_runs: runs.into(),
                 prompt_emits: prompt,
                 yields_after: 1,
-                pace: Pace::Free,
-                lead: Duration::ZERO,
+                ..SequenceParams::unprompted(Pace::Free)
             };
             (params, true)
         }
-        0 => (
-            SequenceParams {
-                prompt,
-                prompt_input: 0,
-                prompt_runs: Vec::new(),
-                prompt_emits: 0,
-                yields_after: 0,
-                pace: Pace::Free,
-                lead: Duration::ZERO,
-            },
-            false,
-        ),
+        0 => (SequenceParams { prompt, ..SequenceParams::unprompted(Pace::Free) }, false),
         1 => (
             SequenceParams {
                 prompt,
                 prompt_input: prompt / 2 + 1,
-                prompt_runs: Vec::new(),
-                prompt_emits: 0,
                 yields_after: prompt % 3,
-                pace: Pace::OnePerStep,
-                lead: Duration::ZERO,
+                ..SequenceParams::unprompted(Pace::OnePerStep)
             },
             true,
         ),
-        2 => (
-            SequenceParams {
-                prompt,
-                prompt_input: 0,
-                prompt_runs: Vec::new(),
-                prompt_emits: prompt,
-                yields_after: 0,
-                pace: Pace::Follow,
-                lead: Duration::ZERO,
-            },
-            true,
-        ),
-        _ => (
-            SequenceParams {
-                prompt: 0,
-                prompt_input: 0,
-                prompt_runs: Vec::new(),
-                prompt_emits: 0,
-                yields_after: 0,
-                pace: Pace::Chunks(vec![1, 2, 4]),
-                lead: Duration::ZERO,
-            },
-            true,
-        ),
+        2 => (SequenceParams { prompt, prompt_emits: prompt, ..SequenceParams::unprompted(Pace::Follow) }, true),
+        _ => (SequenceParams::unprompted(Pace::Chunks(vec![1, 2, 4])), true),
     }
 }
 
