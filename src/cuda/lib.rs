@@ -17,11 +17,13 @@ mod kernel;
 pub mod linear;
 pub mod moe;
 mod probe;
+mod sizes;
 mod stream;
 mod take;
 pub mod talker;
 mod tensor_map;
 pub mod thinker;
+mod tile;
 pub mod vocoder;
 pub mod weights;
 

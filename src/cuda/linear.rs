@@ -5,6 +5,7 @@ use super::device::Gpu;
 use super::error::CudaError;
 use super::kernel::{Kernel, Shape, kernel_args};
 use super::stream::Stream;
+use super::tile::{Product, Tile};
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
 use omni_model::LoadError;
@@ -62,6 +63,11 @@ impl Linear {
         self.outputs
     }
 
+    /// The bias, if it has one.
+    pub fn bias(&self) -> Option<&Weight> {
+        self.bias.as_ref()
+    }
+
     /// The weight.
     pub fn weight(&self) -> &Weight {
         &self.weight
@@ -102,22 +108,18 @@ struct Args {
     eps: f32,
 }
 
-/// Up to so many rows, one pass over the weights at the speed of memory; above, tiles.
-const SMALL_ROWS: usize = 16;
+/// Up to so many rows, one pass over the weights at the speed of memory by blocks that norm the rows on the way.
+const SMALL_ROWS: usize = 8;
+/// Up to so many, by blocks that take normed rows; above, tiles of outputs and rows.
+const FEW_ROWS: usize = 32;
 /// Inputs that the kernel for few rows norms itself.
 const MAX_NORMED: usize = 2048;
-/// Outputs from which tiles of 64 fill the device.
+/// Outputs from which tiles of 32 fill the device with few rows.
 const WIDE: usize = 4096;
-/// Outputs up to which tiles leave most of the device idle, so that several blocks share one.
-const NARROW: usize = 2048;
-/// Tiles of 128 outputs by 64 rows from which they fill the device. As measured on an H200, docs/cuda-thinker.md.
-const SLIM_TILES: usize = 128;
 /// Blocks that share one: `PARTS` of `kernels/common.cuh`.
 const PARTS: usize = 8;
 /// `STAGES`, `ROWS` and `DEPTH` of `kernels/linear.cu`.
 const TILE_BYTES: fn(usize) -> usize = |outputs| 5 * (outputs + 64) * 64 * 2;
-/// Shared memory of a block of `kernels/prompt_linear.cu`.
-const SLIM_BYTES: usize = 4 * (128 + 64) * 64 * 2;
 const THREADS: u32 = 256;
 
 /// Whether the kernels on tensor cores take a layer of this size; the plain ones take any. Of gate and up of a width
@@ -136,14 +138,14 @@ struct Variants {
 
 #[derive(Clone, Copy)]
 struct Fast {
-    /// For up to 8 and up to 16 rows, without and with norm.
-    small: [[Kernel; 2]; 2],
+    /// For up to 8 rows, without and with norm.
+    small: [Kernel; 2],
+    /// For up to 16 rows in tiles of 16 outputs, and for up to 32 in tiles of 16 and of 32.
+    few: [Kernel; 3],
     /// Tiles of 32 and of 64 outputs.
     large: [Kernel; 2],
     /// Eight blocks to a tile of 64 outputs.
     parts: Kernel,
-    /// Tiles of 128 outputs, for the many rows of prompts.
-    slim: Kernel,
 }
 
 /// All of them for one element type, with the room that norms need.
@@ -152,6 +154,7 @@ pub struct Products {
     modes: Vec<Variants>,
     norm: Kernel,
     norm_full: Kernel,
+    multiprocessors: usize,
     /// Whether blocks can share tiles.
     clusters: bool,
     /// Normed rows, for launches that cannot norm on the way.
@@ -169,21 +172,19 @@ macro_rules! variants {
             ],
             fast: Some(Fast {
                 small: [
-                    [
-                        $gpu.kernel(concat!("linear_small1_", $name))?,
-                        $gpu.kernel(concat!("linear_small1_norm_", $name))?,
-                    ],
-                    [
-                        $gpu.kernel(concat!("linear_small2_", $name))?,
-                        $gpu.kernel(concat!("linear_small2_norm_", $name))?,
-                    ],
+                    $gpu.kernel(concat!("linear_small_", $name))?,
+                    $gpu.kernel(concat!("linear_small_norm_", $name))?,
+                ],
+                few: [
+                    $gpu.kernel(concat!("linear_few1x2_", $name))?,
+                    $gpu.kernel(concat!("linear_few1x4_", $name))?,
+                    $gpu.kernel(concat!("linear_few2x4_", $name))?,
                 ],
                 large: [
                     $gpu.kernel(concat!("linear_large32_", $name))?,
                     $gpu.kernel(concat!("linear_large64_", $name))?,
                 ],
                 parts: $gpu.kernel(concat!("linear_parts_", $name))?,
-                slim: $gpu.kernel(concat!("linear_slim_", $name))?,
             }),
         }
     };
@@ -226,7 +227,6 @@ impl Products {
                 kernel.allow_shared(TILE_BYTES(outputs))?;
             }
             fast.parts.allow_shared(TILE_BYTES(64))?;
-            fast.slim.allow_shared(SLIM_BYTES)?;
         }
         let (norm, norm_full) = match precision {
             Precision::F32 => ("rms_norm_f32", "rms_norm_f32"),
@@ -237,6 +237,7 @@ impl Products {
             modes,
             norm: gpu.kernel(norm)?,
             norm_full: gpu.kernel(norm_full)?,
+            multiprocessors: gpu.multiprocessors() as usize,
             clusters: gpu.capability() >= 90,
             normed: gpu.alloc("normed rows", rows * width * element_size(precision))?,
             plain: false,
@@ -292,23 +293,28 @@ impl Products {
                     self.norm(stream, x, norm, self.normed.address(), rows, *inputs)?;
                     (args.x, args.gain) = (self.normed.address(), 0);
                 }
-                let tiles = rows.div_ceil(64);
                 if rows <= SMALL_ROWS {
-                    let kernel = fast.small[usize::from(rows > 8)][usize::from(args.gain != 0)];
+                    let kernel = fast.small[usize::from(args.gain != 0)];
                     (kernel, Shape::new(outputs / 16, THREADS).overlapping())
-                } else if *outputs <= WIDE && outputs.is_multiple_of(128) && tiles * (outputs / 128) >= SLIM_TILES {
-                    let shape = Shape::new(tiles, THREADS).by(outputs / 128).shared(SLIM_BYTES);
-                    (fast.slim, shape.overlapping())
-                } else if *outputs <= NARROW && outputs.is_multiple_of(64) && self.clusters {
-                    let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
-                    (fast.parts, shape.clusters(PARTS).overlapping())
+                } else if rows <= FEW_ROWS {
+                    let two = usize::from(rows > 16 && *outputs >= WIDE);
+                    let kernel = fast.few[usize::from(rows > 16) + two];
+                    (kernel, Shape::new(outputs / (16 << two), THREADS).overlapping())
                 } else {
-                    // Not overlapping: tiles that start early take the room of those ahead of them, which costs more
-                    // than it saves, as measured.
-                    let wide = *outputs > WIDE && outputs.is_multiple_of(64);
-                    let tile = if wide { 64 } else { 32 };
-                    let shape = Shape::new(outputs / tile, THREADS).by(tiles).shared(TILE_BYTES(tile));
-                    (fast.large[usize::from(wide)], shape)
+                    let (tiles, product) = (rows.div_ceil(64), Product { rows, outputs: *outputs, inputs: *inputs });
+                    // The others do not overlap: tiles that start early take the room of those ahead of them, which costs
+                    // more than it saves, as measured.
+                    let tiled = |outputs_of_tile: usize| {
+                        Shape::new(outputs / outputs_of_tile, THREADS).by(tiles).shared(TILE_BYTES(outputs_of_tile))
+                    };
+                    match product.tile(self.multiprocessors, self.clusters) {
+                        Tile::Shared => {
+                            let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
+                            (fast.parts, shape.clusters(PARTS).overlapping())
+                        }
+                        Tile::Narrow => (fast.large[0], tiled(32)),
+                        Tile::Wide => (fast.large[1], tiled(64)),
+                    }
                 }
             }
         };

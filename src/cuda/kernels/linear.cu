@@ -1,7 +1,7 @@
 // Matrix products of a few rows with weights that are read once.
 //
 //   linear_plain_*  any type and size: what the others are tested against, and the f32 engine
-//   linear_small_*  bf16, up to 16 rows: one pass over the weights at the speed of the memory
+//   linear_small_*  bf16, up to 8 rows: one pass over the weights at the speed of the memory; few_linear.cu has more rows
 //   linear_large_*  bf16, any number of rows, in tiles of 64
 //   linear_parts_*  the same, eight blocks to a tile, for layers with too few outputs to fill the device
 
@@ -52,27 +52,17 @@ __device__ __forceinline__ uint2 normed4(const float4& v, float scale, const uin
 
 // ---- tensor cores ------------------------------------------------------------------------------------------------------
 
-// Brings `bytes` (a multiple of 16) closer, into the second-level cache.
-__device__ __forceinline__ void prefetch(const bf16* p, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#else
-    for (int at = 0; at < bytes; at += 32) asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(p) + at));
-#endif
-}
-
-constexpr int NEAR = 12;    // further steps that are fetched into the second-level cache
 constexpr int MAX_NORMED = 2048; // inputs that linear_small norms by itself
 
 // 16 outputs per block; each of the eight warps takes one part of the inputs, so that all of a layer is on its way at
-// once. NT: tiles of 8 rows.
-template <int NT, int MODE, bool NORM>
+// once.
+template <int MODE, bool NORM>
 __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     // Steps that are on their way at once: the next load goes out as soon as a step is done with its registers. Layers
     // without a norm have few blocks, so each of theirs has to keep more on its way.
-    constexpr int AHEAD = NORM || NT > 1 ? 4 : 8;
-    __shared__ float sums[PARTS][NT * 8][TILE + 1];
-    __shared__ float squares[NT][PARTS][8];
+    constexpr int AHEAD = NORM ? 4 : 8;
+    __shared__ float sums[PARTS][8][TILE + 1];
+    __shared__ float squares[PARTS][8];
     __shared__ __align__(16) bf16 gains[NORM ? MAX_NORMED : 8];
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -80,7 +70,7 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     const bf16* low = static_cast<const bf16*>(a.w) + static_cast<size_t>(blockIdx.x * TILE + g) * a.inputs + first;
     const bf16* high = low + static_cast<size_t>(8) * a.inputs;
 
-    uint4 w[AHEAD][2], x[AHEAD][NT];
+    uint4 w[AHEAD][2], x[AHEAD];
     const auto fetch = [&](int u, int step) {
         if (step < steps) {
             w[u][0] = load_weights(low + step * STEP);
@@ -88,13 +78,10 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
         }
     };
     const auto fetch_rows = [&](int u, int step) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            x[u][n] = make_uint4(0, 0, 0, 0);
-            if (n * 8 + g < a.rows && step < steps) {
-                const bf16* row = static_cast<const bf16*>(a.x) + static_cast<size_t>(n * 8 + g) * a.inputs;
-                x[u][n] = *reinterpret_cast<const uint4*>(row + first + step * STEP);
-            }
+        x[u] = make_uint4(0, 0, 0, 0);
+        if (g < a.rows && step < steps) {
+            const bf16* row = static_cast<const bf16*>(a.x) + static_cast<size_t>(g) * a.inputs;
+            x[u] = *reinterpret_cast<const uint4*>(row + first + step * STEP);
         }
     };
 #pragma unroll
@@ -113,43 +100,35 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     let_next_start();
     wait_for_previous();
 
-    float scale[NT];
+    float scale = 1.f;
     if (NORM) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            const float* rows = static_cast<const float*>(a.x) + static_cast<size_t>(n * 8) * a.inputs;
-            scale[n] = row_scales(rows, a.inputs, a.eps, n * 8 + g < a.rows, squares[n]);
-        }
+        scale = row_scales(static_cast<const float*>(a.x), a.inputs, a.eps, g < a.rows, squares);
     } else {
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) fetch_rows(u, u);
     }
 
-    float acc[NT][4] = {};
+    float acc[4] = {};
     for (int step = 0; step < steps; step += AHEAD) {
         if (NORM) {
             // All loads of the next steps go out together: with three blocks to a multiprocessor, one's turn to wait is
             // another's to multiply.
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                const int of = n * 8 + g;
-#pragma unroll
-                for (int u = 0; u < AHEAD; ++u) {
-                    x[u][0] = make_uint4(0, 0, 0, 0);
-                    if (of < a.rows && step + u < steps) {
-                        // In the first-level cache since the squares were added up.
-                        const int input = first + (step + u) * STEP;
-                        const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + static_cast<size_t>(of) * a.inputs + input);
-                        const uint4 gain = *reinterpret_cast<const uint4*>(gains + input);
-                        const uint2 front = normed4(from[0], scale[n], make_uint2(gain.x, gain.y));
-                        const uint2 back = normed4(from[1], scale[n], make_uint2(gain.z, gain.w));
-                        x[u][0] = make_uint4(front.x, front.y, back.x, back.y);
-                    }
+            for (int u = 0; u < AHEAD; ++u) {
+                x[u] = make_uint4(0, 0, 0, 0);
+                if (g < a.rows && step + u < steps) {
+                    // In the first-level cache since the squares were added up.
+                    const int input = first + (step + u) * STEP;
+                    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + static_cast<size_t>(g) * a.inputs + input);
+                    const uint4 gain = *reinterpret_cast<const uint4*>(gains + input);
+                    const uint2 front = normed4(from[0], scale, make_uint2(gain.x, gain.y));
+                    const uint2 back = normed4(from[1], scale, make_uint2(gain.z, gain.w));
+                    x[u] = make_uint4(front.x, front.y, back.x, back.y);
                 }
+            }
 #pragma unroll
-                for (int u = 0; u < AHEAD; ++u) {
-                    if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x[u][0]);
-                }
+            for (int u = 0; u < AHEAD; ++u) {
+                if (step + u < steps) mma_step(acc, w[u][0], w[u][1], x[u]);
             }
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) fetch(u, step + AHEAD + u);
@@ -157,25 +136,21 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
                 if (step + u >= steps) continue;
-#pragma unroll
-                for (int n = 0; n < NT; ++n) mma_step(acc[n], w[u][0], w[u][1], x[u][n]);
+                mma_step(acc, w[u][0], w[u][1], x[u]);
                 fetch(u, step + u + AHEAD);
                 fetch_rows(u, step + u + AHEAD);
             }
         }
     }
 
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        sums[warp][n * 8 + 2 * t][g] = acc[n][0];
-        sums[warp][n * 8 + 2 * t + 1][g] = acc[n][1];
-        sums[warp][n * 8 + 2 * t][g + 8] = acc[n][2];
-        sums[warp][n * 8 + 2 * t + 1][g + 8] = acc[n][3];
-    }
+    sums[warp][2 * t][g] = acc[0];
+    sums[warp][2 * t + 1][g] = acc[1];
+    sums[warp][2 * t][g + 8] = acc[2];
+    sums[warp][2 * t + 1][g + 8] = acc[3];
     // One result per thread; what it is added to is on its way while the warps meet.
     constexpr int results = MODE == SILU_MUL ? TILE / 2 : TILE;
     const int row = threadIdx.x / results, at = threadIdx.x % results, result = blockIdx.x * results + at;
-    const bool there = row < NT * 8 && row < a.rows;
+    const bool there = row < 8 && row < a.rows;
     const float before = there ? added_to<MODE>(a, row, result) : 0.f;
     __syncthreads();
     const auto total = [&](int row, int output) {
@@ -442,18 +417,14 @@ PLAIN(add_bf16, bf16, ADD)
 PLAIN(silu_mul_bf16, bf16, SILU_MUL)
 PLAIN(silu_bf16, bf16, SILU)
 
-#define SMALL(NAME, MODE, NT)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, 2) linear_small##NT##_##NAME(const __grid_constant__ LinearArgs a) { \
-        linear_small<NT, MODE, false>(a);                                                                                  \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2) linear_small##NT##_norm_##NAME(const __grid_constant__ LinearArgs a) { \
-        linear_small<NT, MODE, true>(a);                                                                                   \
-    }
+#define SMALL(NAME, MODE)                                                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_small_##NAME(const __grid_constant__ LinearArgs a) { linear_small<MODE, false>(a); }      \
+    extern "C" __global__ void __launch_bounds__(256, 3) linear_small_norm_##NAME(const __grid_constant__ LinearArgs a) { linear_small<MODE, true>(a); }
 #define LARGE(NAME, MODE)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 2) linear_large32_##NAME(const __grid_constant__ LinearArgs a) { linear_large<32, MODE>(a); } \
     extern "C" __global__ void __launch_bounds__(256, 2) linear_large64_##NAME(const __grid_constant__ LinearArgs a) { linear_large<64, MODE>(a); } \
     extern "C" __global__ void __launch_bounds__(256, 2) linear_parts_##NAME(const __grid_constant__ LinearArgs a) { linear_parts<MODE>(a); }
-#define FAST(NAME, MODE) SMALL(NAME, MODE, 1) SMALL(NAME, MODE, 2) LARGE(NAME, MODE)
+#define FAST(NAME, MODE) SMALL(NAME, MODE) LARGE(NAME, MODE)
 FAST(store, STORE)
 FAST(full, STORE_F32)
 FAST(add, ADD)

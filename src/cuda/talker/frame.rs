@@ -8,6 +8,7 @@ use crate::buffer::Buffer;
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
 use crate::linear::{Input, Mode};
+use crate::sizes::{LEAST_PROMPT, prompt_sizes};
 use crate::stream::{Graph, Stream, fitting};
 use crate::take::{Origins, TakeRows};
 use crate::weights::element_size;
@@ -21,8 +22,6 @@ const BEGIN_THREADS: u32 = 256;
 /// `PICKERS` and `EACH` of `kernels/sample.cuh`.
 const PICKERS: u32 = 512;
 pub(super) const MAX_SAMPLED: usize = 512 * 8;
-/// Prompt positions of the smallest graph.
-const LEAST_PROMPT: usize = 16;
 
 /// A step's table as kernels read it: the head, the rows, the new pages, codes of references or forced ones.
 #[derive(Clone, Copy, Debug)]
@@ -241,12 +240,10 @@ impl Frames {
             frames.frames.push((*bucket, graph));
             frames.constants.push(constants);
         }
-        let mut bucket = LEAST_PROMPT;
-        while bucket <= chunk {
+        for bucket in prompt_sizes(chunk) {
             frames.prompt(net, stream, bucket)?;
             let graph = stream.capture(|| frames.prompt(net, stream, bucket))?;
             frames.prompts.push((bucket, graph));
-            bucket *= 2;
         }
         stream.synchronize()?;
         Ok(frames)

@@ -6,6 +6,7 @@ use super::table::{TokenHead, TokenParams, TokenRow};
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
 use crate::linear::{Input, Mode};
+use crate::sizes::{LEAST_PROMPT, prompt_sizes, sizes};
 use crate::stream::fitting;
 use crate::take::{Origins, TakeRows};
 use crate::talker::table::Record;
@@ -16,8 +17,6 @@ use std::mem::offset_of;
 const BEGIN_THREADS: u32 = 256;
 /// `SAMPLERS` of `kernels/token.cu`.
 const SAMPLERS: u32 = 1024;
-/// Prompt positions of the smallest graph.
-const LEAST_PROMPT: usize = 16;
 /// Where the rows of a table begin, behind its head.
 pub(super) const ROWS_AT: usize = 64;
 
@@ -128,28 +127,6 @@ struct HandArgs {
     out: u64,
     width: i32,
     unused: i32,
-}
-
-/// Powers of two from `least` to the first that holds `most`.
-fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
-    let largest = most.max(least).next_power_of_two();
-    std::iter::successors(Some(least), |size| Some(size * 2)).take_while(move |size| *size <= largest)
-}
-
-/// Prompt positions from which there is one graph between two powers of two, and from which there are three: rows of
-/// padding cost what others do. A picture of 640 x 480 has 300 positions.
-const HALVED: usize = 128;
-const QUARTERED: usize = 256;
-
-/// Positions of the passes over prompts: the largest holds `most`.
-fn prompt_sizes(most: usize) -> impl Iterator<Item = usize> {
-    let largest = most.max(LEAST_PROMPT).next_power_of_two();
-    let quarters = move |size: usize| match size {
-        QUARTERED.. if size < largest => [4, 5, 6, 7].as_slice(),
-        HALVED.. if size < largest => &[4, 6],
-        _ => &[4],
-    };
-    sizes(LEAST_PROMPT, most).flat_map(move |size| quarters(size).iter().map(move |quarter| size / 4 * quarter))
 }
 
 impl Steps {
@@ -407,16 +384,5 @@ impl Steps {
         // SAFETY: the argument is `HandRowsArgs`; the caller's memory holds `count` words and has room for as many
         // rows, and the words are rows of its table.
         unsafe { self.hand.launch(stream, Shape::new(count, BEGIN_THREADS), kernel_args![args]) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn passes_over_long_prompts_have_sizes_between_powers_of_two() {
-        assert!(prompt_sizes(16).eq([16]));
-        assert!(prompt_sizes(300).eq([16, 32, 64, 128, 192, 256, 320, 384, 448, 512]));
     }
 }

@@ -1,6 +1,7 @@
 // The kernels of moe.cu on random numbers: fast against plain, the same bits whatever the batch, and what a layer takes.
 //   nvcc -O3 --std=c++17 -arch=sm_90 -I kernels -o moe_selftest kernels/selftest/moe_selftest.cu && ./moe_selftest
 #include "linear.cu"
+#include "few_linear.cu"
 #include "moe.cu"
 #include "prompt_moe.cu"
 #include "random.cu"
@@ -109,13 +110,14 @@ void moe(const Sizes& s, const Layer& l, const Room& r, float* x, int rows, Way 
     const int c = choices(s), width = std::max(s.inner, s.shared), pairs = rows * c;
     if (parts & ROUTER) {
         LinearArgs a{l.router, x, l.gain, nullptr, r.logits, rows, s.experts, s.hidden, s.experts, 1e-6f};
-        if (rows <= 8) launch(linear_small1_norm_full, dim3(s.experts / 16), 256, 0, a);
-        else if (rows <= 16) launch(linear_small2_norm_full, dim3(s.experts / 16), 256, 0, a);
+        if (rows <= 8) launch(linear_small_norm_full, dim3(s.experts / 16), 256, 0, a);
         else {
             launch(rms_norm_bf16, dim3(rows), 256, 0, (const float*)x, (const bf16*)l.gain, r.rows_normed, rows, s.hidden, 1e-6f);
             a.x = r.rows_normed;
             a.gain = nullptr;
-            launch(linear_large32_full, dim3(s.experts / 32, (rows + 63) / 64), 256, (size_t)STAGES * (32 + ROWS) * DEPTH * 2, a);
+            if (rows <= 16) launch(linear_few1x2_full, dim3(s.experts / 16), 256, 0, a);
+            else if (rows <= 32) launch(linear_few1x4_full, dim3(s.experts / 16), 256, 0, a);
+            else launch(linear_large32_full, dim3(s.experts / 32, (rows + 63) / 64), 256, (size_t)STAGES * (32 + ROWS) * DEPTH * 2, a);
         }
     }
     if (parts & ROUTE) {

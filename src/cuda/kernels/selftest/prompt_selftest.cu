@@ -4,7 +4,6 @@
 #include "group_attention.cu"
 #include "linear.cu"
 #include "moe.cu"
-#include "prompt_linear.cu"
 #include "prompt_moe.cu"
 #include "random.cu"
 #include <algorithm>
@@ -119,23 +118,22 @@ struct Product {
     const char* name;
     int outputs, inputs, mode;
 };
-enum Kind { LARGE, PARTS_OF_8, SLIM };
+enum Kind { NARROW, WIDE, SHARED }; // as src/cuda/tile.rs calls them
 
 void product(const Product& p, Kind kind, LinearArgs a) {
     const int results = p.mode == SILU_MUL ? p.outputs / 2 : p.outputs;
     a.outputs = p.outputs;
     a.inputs = p.inputs;
     a.ldy = results;
-    const int wide = p.outputs > 4096 ? 64 : 32;
     const auto pick = [&](auto store, auto full, auto add, auto gated) { return p.mode == STORE ? store : p.mode == STORE_F32 ? full : p.mode == ADD ? add : gated; };
-    if (kind == LARGE && wide == 64) launch(pick(linear_large64_store, linear_large64_full, linear_large64_add, linear_large64_silu_mul), dim3(p.outputs / 64, (a.rows + 63) / 64), 256, 5 * 128 * 128, 1, a);
-    if (kind == LARGE && wide == 32) launch(pick(linear_large32_store, linear_large32_full, linear_large32_add, linear_large32_silu_mul), dim3(p.outputs / 32, (a.rows + 63) / 64), 256, 5 * 96 * 128, 1, a);
-    if (kind == PARTS_OF_8) launch(pick(linear_parts_store, linear_parts_full, linear_parts_add, linear_parts_silu_mul), dim3(8, p.outputs / 64, (a.rows + 63) / 64), 256, 5 * 128 * 128, 8, a);
-    if (kind == SLIM) launch(pick(linear_slim_store, linear_slim_full, linear_slim_add, linear_slim_silu_mul), dim3((a.rows + 63) / 64, p.outputs / 128), 256, 4 * 192 * 128, 1, a);
+    const unsigned tiles = (a.rows + 63) / 64, outputs = p.outputs;
+    if (kind == WIDE) launch(pick(linear_large64_store, linear_large64_full, linear_large64_add, linear_large64_silu_mul), dim3(outputs / 64, tiles), 256, 5 * 128 * 128, 1, a);
+    if (kind == NARROW) launch(pick(linear_large32_store, linear_large32_full, linear_large32_add, linear_large32_silu_mul), dim3(outputs / 32, tiles), 256, 5 * 96 * 128, 1, a);
+    if (kind == SHARED) launch(pick(linear_parts_store, linear_parts_full, linear_parts_add, linear_parts_silu_mul), dim3(8, outputs / 64, tiles), 256, 5 * 128 * 128, 8, a);
 }
 
 void products() {
-    const Product all[] = {{"qkv", 5120, 2048, STORE}, {"o", 2048, 4096, ADD}, {"talker qkv", 2560, 1024, STORE}, {"talker o", 1024, 2048, ADD}, {"router", 128, 2048, STORE_F32}, {"gate_up", 12288, 2048, SILU_MUL}};
+    const Product all[] = {{"qkv", 5120, 2048, STORE}, {"o", 2048, 4096, ADD}, {"talker qkv", 2560, 1024, STORE}, {"talker o", 1024, 2048, ADD}, {"router", 128, 2048, STORE_F32}, {"gate_up", 12288, 2048, SILU_MUL}, {"down", 2048, 6144, ADD}};
     const int most = 2048;
     for (const Product& p : all) {
         bf16* w[4];
@@ -153,7 +151,7 @@ void products() {
         }
         for (int rows : {128, 304, 512, 1024, 2048}) {
             printf("%-10s rows %4d:", p.name, rows);
-            const char* names[] = {"large", "parts", "slim"};
+            const char* names[] = {"narrow", "wide", "shared"};
             for (int kind = 0; kind < 3; ++kind) {
                 const float us = timed([&](int i) { product(p, (Kind)kind, {w[i % 4], x, nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f}); });
                 printf("  %s %6.1f us %4.0f TF", names[kind], us, 2e-6 * rows * p.outputs * p.inputs / us);
