@@ -44,6 +44,18 @@ struct Layer {
     ffn: Ffn,
 }
 
+/// The weights of a layer without experts, for kernels that take them in another order.
+pub(crate) struct DenseLayer<'a> {
+    /// Ahead of attention and of the feed-forward block.
+    pub norms: [&'a Weight; 2],
+    /// Of queries and of keys.
+    pub head_norms: [&'a Weight; 2],
+    pub qkv: &'a Linear,
+    pub output: &'a Linear,
+    pub gate_up: &'a Linear,
+    pub down: &'a Linear,
+}
+
 /// What a layer has: one block, or experts.
 enum Ffn {
     Dense { gate_up: Linear, down: Linear },
@@ -184,6 +196,21 @@ impl Stack {
         Norm { gain: self.norm.address(), eps: self.config.rms_norm_eps as f32 }
     }
 
+    /// The weight of the final norm.
+    pub(crate) fn final_norm(&self) -> &Weight {
+        &self.norm
+    }
+
+    /// Address of the frequencies of the rotation, f32 `[head_dim / 2]`.
+    pub(crate) fn frequencies(&self) -> u64 {
+        self.frequencies.address()
+    }
+
+    /// The weights of all layers; `None` where a layer has experts, a product a bias, or positions three axes.
+    pub(crate) fn dense_layers(&self) -> Option<Vec<DenseLayer<'_>>> {
+        if self.axis_of.is_some() { None } else { self.layers.iter().map(Layer::dense).collect() }
+    }
+
     /// Bytes that one page takes over all layers, keys and values together.
     pub fn page_bytes(&self, precision: Precision) -> usize {
         2 * self.config.num_hidden_layers * self.page_of_layer(precision)
@@ -285,6 +312,17 @@ impl Stack {
             }
         }
         before(self.layers.len())
+    }
+}
+
+impl Layer {
+    fn dense(&self) -> Option<DenseLayer<'_>> {
+        let Ffn::Dense { gate_up, down } = &self.ffn else { return None };
+        let (qkv, output) = (&self.qkv, &self.output);
+        let plain = [qkv, output, gate_up, down].iter().all(|linear| linear.bias().is_none());
+        let norms = [&self.attention_norm, &self.ffn_norm];
+        let head_norms = [&self.q_norm, &self.k_norm];
+        plain.then_some(DenseLayer { norms, head_norms, qkv, output, gate_up, down })
     }
 }
 

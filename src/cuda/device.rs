@@ -6,12 +6,13 @@ use super::images;
 use super::kernel::{Kernel, Shape, kernel_args};
 use super::stream::Stream;
 use cudarc::driver::sys;
+use cudarc::driver::sys::CUdevice_attribute as A;
 use omni_model::Budget;
 use omni_model::no_block;
 use omni_telemetry::{DeviceMetrics, MemoryUse};
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// A GPU that was opened. Clones are the same GPU.
@@ -35,6 +36,8 @@ struct Inner {
     budget: OnceLock<Budget>,
     blocking: AtomicU64,
     clipped: AtomicU64,
+    /// Blocks that wait for each other did so in vain.
+    stalled: AtomicBool,
     metrics: DeviceMetrics,
 }
 
@@ -74,16 +77,9 @@ impl Gpu {
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
             check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
         }
-        let attribute = |attribute| -> Result<u32, CudaError> {
-            let mut value = 0;
-            // SAFETY: `value` is a local; the attribute is one of the driver's.
-            check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
-            Ok(value as u32)
-        };
-        use sys::CUdevice_attribute as A;
-        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let modules = images::all().iter().map(|(_, image)| load(&image.0)).collect::<Result<_, _>>()?;
         Ok(Gpu(Arc::new(Inner {
             index,
@@ -98,6 +94,7 @@ impl Gpu {
             budget: OnceLock::new(),
             blocking: AtomicU64::new(0),
             clipped: AtomicU64::new(0),
+            stalled: AtomicBool::new(false),
             metrics: DeviceMetrics::new(index),
         })))
     }
@@ -197,6 +194,34 @@ impl Gpu {
     /// Compute capability, as major * 10 + minor.
     pub fn capability(&self) -> u32 {
         self.0.capability
+    }
+
+    /// Cycles of a multiprocessor in a second, at its fastest.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn clock_rate(&self) -> Result<f64, CudaError> {
+        Ok(f64::from(attribute(self.0.device, A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3)
+    }
+
+    /// Bytes that the memory gives in a second at most.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn memory_rate(&self) -> Result<f64, CudaError> {
+        let kilohertz = f64::from(attribute(self.0.device, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?);
+        let bits = f64::from(attribute(self.0.device, A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?);
+        // Twice in each cycle.
+        Ok(2.0 * kilohertz * 1e3 * bits / 8.0)
+    }
+
+    /// No launch whose blocks wait for each other is begun any more.
+    pub(super) fn forbid_spinning(&self) {
+        self.0.stalled.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn spinning_is_forbidden(&self) -> bool {
+        self.0.stalled.load(Ordering::Relaxed)
     }
 
     /// A kernel by its name.
@@ -372,6 +397,13 @@ impl Drop for Inner {
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
     }
+}
+
+fn attribute(device: sys::CUdevice, attribute: A) -> Result<u32, CudaError> {
+    let mut value = 0;
+    // SAFETY: `value` is a local; the attribute is one of the driver's.
+    check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+    Ok(value as u32)
 }
 
 fn load(image: &[u8]) -> Result<sys::CUmodule, CudaError> {

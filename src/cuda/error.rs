@@ -4,6 +4,7 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 use omni_model::budget::OverBudget;
 use omni_model::{LoadError, ModelError};
+use std::time::Duration;
 
 /// A call of the CUDA driver that failed, or a GPU that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +36,16 @@ pub enum CudaError {
         code: CUresult,
         /// What that means.
         text: String,
+    },
+    /// Blocks that wait for each other did not find each other in time.
+    #[error(
+        "the persistent predictor waited in vain for {} ms: something else holds a part of the GPU; its stage starts \
+         again without it, and device.persistent_predictor = false keeps it off",
+        limit.as_millis()
+    )]
+    Stalled {
+        /// How long a launch may take.
+        limit: Duration,
     },
     /// A kernel that the binary should hold is not in it.
     #[error("the binary holds no kernel {0}")]

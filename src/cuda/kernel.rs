@@ -32,12 +32,14 @@ pub struct Shape {
     pub overlap: bool,
     /// Blocks along the first dimension that run together and see each other's shared memory; 1 for none.
     pub cluster: u32,
+    /// Whether blocks wait for each other: then all must be on the device at once.
+    pub cooperative: bool,
 }
 
 impl Shape {
     /// A one-dimensional grid without shared memory.
     pub fn new(blocks: usize, threads: u32) -> Shape {
-        Shape { grid: [blocks as u32, 1, 1], threads, shared: 0, overlap: false, cluster: 1 }
+        Shape { grid: [blocks as u32, 1, 1], threads, shared: 0, overlap: false, cluster: 1, cooperative: false }
     }
 
     /// The same with a grid of two dimensions.
@@ -65,6 +67,13 @@ impl Shape {
     #[must_use]
     pub fn clusters(mut self, blocks: usize) -> Shape {
         self.cluster = blocks as u32;
+        self
+    }
+
+    /// The same with all blocks on the device at once.
+    #[must_use]
+    pub fn cooperative(mut self) -> Shape {
+        self.cooperative = true;
         self
     }
 
@@ -106,6 +115,18 @@ impl Kernel {
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) })
     }
 
+    /// Has multiprocessors that run it divide their memory in favour of shared memory. Kernels that are to share a
+    /// multiprocessor must agree on it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn prefer_shared(&self) -> Result<(), CudaError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        let most = sys::CUshared_carveout::CU_SHAREDMEM_CARVEOUT_MAX_SHARED as i32;
+        // SAFETY: the function is loaded.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.function, attribute, most) })
+    }
+
     /// Queues a launch.
     ///
     /// # Safety
@@ -119,7 +140,7 @@ impl Kernel {
             return Ok(());
         }
         // SAFETY: all fields are plain numbers, for which zeros are a value; the id of 0 means to ignore it.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let mut attributes: [sys::CUlaunchAttribute; 3] = unsafe { std::mem::zeroed() };
         let mut count = 0;
         if shape.overlap && stream.overlaps() {
             attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -130,6 +151,11 @@ impl Kernel {
             attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
             attributes[count].value.clusterDim =
                 sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 };
+            count += 1;
+        }
+        if shape.cooperative {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attributes[count].value.cooperative = 1;
             count += 1;
         }
         let config = sys::CUlaunchConfig {

@@ -18,6 +18,7 @@ pub mod linear;
 pub mod moe;
 mod probe;
 mod sizes;
+mod spinning;
 mod stream;
 mod take;
 pub mod talker;

@@ -17,6 +17,8 @@ pub struct DeviceChoice {
     pub vocoder_dtype: VocoderDtype,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
+    /// Whether the code predictor of few sequences may stay on a GPU.
+    pub persistent_predictor: bool,
     /// The device in words, and why it was chosen.
     pub why: String,
 }
@@ -64,6 +66,7 @@ impl DeviceChoice {
             dtype: config.dtype.unwrap_or(kind.precision()),
             vocoder_dtype: config.vocoder_dtype,
             kv_memory: config.kv_memory,
+            persistent_predictor: config.persistent_predictor,
             why,
         })
     }
@@ -114,8 +117,14 @@ pub fn find(_: usize) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    const AUTO: DeviceConfig =
-        DeviceConfig { kind: None, index: 0, dtype: None, vocoder_dtype: VocoderDtype::F16, kv_memory: None };
+    const AUTO: DeviceConfig = DeviceConfig {
+        kind: None,
+        index: 0,
+        dtype: None,
+        vocoder_dtype: VocoderDtype::F16,
+        kv_memory: None,
+        persistent_predictor: true,
+    };
 
     fn here(_: usize) -> Result<String, String> {
         Ok("a GPU".to_owned())

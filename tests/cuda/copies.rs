@@ -59,6 +59,7 @@ fn talker(gpu: Option<&Gpu>, precision: Precision, async_h2d: bool) -> Box<dyn S
         kv_memory: None,
         text_embeddings: 1024,
         async_h2d,
+        persistent: Some(TalkerOptions::PERSISTENT),
     };
     CudaTalkerFactory::new(Arc::new(net), options).build().unwrap()
 }

@@ -16,6 +16,7 @@ mod encoder;
 mod kept;
 mod kernels;
 mod moe;
+mod persistent;
 mod prompts;
 mod replicas;
 mod talker;

@@ -2,6 +2,7 @@
 //! and the order in which sequences get cache pages; in bf16 the same codes whatever the batch.
 
 use crate::gpu;
+use crate::persistent::only_persistent;
 use candle_core::Device;
 use omni_actors::config::{Precision, WeightsKind};
 use omni_actors::core::ids::Slot;
@@ -40,7 +41,7 @@ fn on_cpu(checkpoint: &Checkpoint) -> Box<dyn StageModel> {
     TalkerFactory::new(Arc::new(net)).build().unwrap()
 }
 
-fn options() -> TalkerOptions {
+pub fn options() -> TalkerOptions {
     TalkerOptions {
         slots: 24,
         buckets: vec![1, 2, 4, 8, 16],
@@ -49,6 +50,7 @@ fn options() -> TalkerOptions {
         kv_memory: None,
         text_embeddings: 4096,
         async_h2d: true,
+        persistent: Some(TalkerOptions::PERSISTENT),
     }
 }
 
@@ -61,9 +63,9 @@ fn on_gpu(gpu: &Gpu, checkpoint: &Checkpoint, precision: Precision, options: Tal
 
 /// A request: what the sequence is, and its text.
 #[derive(Clone)]
-struct Request {
-    sequence: TalkerSpec,
-    text: Vec<u32>,
+pub struct Request {
+    pub sequence: TalkerSpec,
+    pub text: Vec<u32>,
 }
 
 /// Requests of different lengths, voices and sampling; every third one is greedy.
@@ -120,11 +122,17 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
 }
 
 /// What came of a request: its frames, its last token, and what it would have picked where codes were forced.
-type Speech = (Vec<Vec<u32>>, Option<u32>, Vec<Box<[u32]>>);
+pub type Speech = (Vec<Vec<u32>>, Option<u32>, Vec<Box<[u32]>>);
 
 /// Runs requests: `chunk` prompt positions at a time, at most `together` sequences in a step, `ahead` steps in flight, a new
 /// request whenever a slot is free.
-fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chunk: u32, ahead: usize) -> Vec<Speech> {
+pub fn speak(
+    model: &mut dyn StageModel,
+    requests: &[Request],
+    together: usize,
+    chunk: u32,
+    ahead: usize,
+) -> Vec<Speech> {
     let mut speech: Vec<Speech> = vec![Speech::default(); requests.len()];
     let mut next = 0;
     // Of each open sequence: its request, and prompt positions left.
@@ -326,7 +334,7 @@ fn sequences_that_make_room_go_on_exactly() {
 }
 
 /// A talker of a real size, which the fast kernels take, with weights out of a seed.
-fn sizeable() -> Checkpoint {
+pub fn sizeable() -> Checkpoint {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models");
     let tokenizer = folder.join("tokenizer");
     let folder = folder.join("Qwen3-TTS-12Hz-1.7B-CustomVoice");
@@ -337,6 +345,7 @@ fn sizeable() -> Checkpoint {
 #[ignore = "needs a GPU"]
 fn bf16_codes_do_not_depend_on_the_batch() {
     let gpu = gpu();
+    let _only = only_persistent();
     let checkpoint = sizeable();
     let requests = requests_for_named(&checkpoint, 40);
     let options = TalkerOptions { slots: 64, buckets: vec![1, 2, 4, 8, 16, 32, 64], ..options() };
@@ -365,7 +374,7 @@ fn a_step_makes_no_blocking_call_on_the_launch_thread() {
     assert_eq!(gpu.blocking_calls(), before);
 }
 
-fn requests_for_named(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
+pub fn requests_for_named(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
     let mut all = requests(checkpoint, count);
     for request in &mut all {
         request.sequence.ignore_eos = true;

@@ -2,6 +2,7 @@
 
 use super::constants::Constants;
 use super::net::{TalkerNet, Text};
+use super::persistent::{self, Persistent};
 use super::stage::TalkerOptions;
 use super::table::{NewPage, PromptEmbedding, SlotParams, StepHead, StepSequence};
 use crate::buffer::Buffer;
@@ -78,6 +79,8 @@ pub(super) struct Frames {
     prompts: Vec<(usize, Graph)>,
     /// What the graphs of frames read.
     constants: Vec<Constants>,
+    /// The predictor's passes in one launch, for few sequences.
+    pub persistent: Option<Persistent>,
 }
 
 struct Kernels {
@@ -225,6 +228,10 @@ impl Frames {
             tails: Vec::new(),
             prompts: Vec::new(),
             constants: Vec::new(),
+            persistent: match options.persistent {
+                Some(limit) => Persistent::new(net, limit, stream)?,
+                None => None,
+            },
         };
         stream.synchronize()?;
         for bucket in &options.buckets {
@@ -410,6 +417,18 @@ impl Frames {
             };
             // SAFETY: the argument is `GroupArgs`, with addresses of buffers of `self` and `net`.
             unsafe { self.kernels.group.launch(stream, sampling, kernel_args![args])? };
+            if let Some(persistent) = self.persistent.as_ref().filter(|_| rows <= persistent::MOST) {
+                let step = persistent::Step {
+                    x: narrow,
+                    rows: table,
+                    head,
+                    params: self.params.address(),
+                    codec: self.codec.address(),
+                    forced: self.inbox.at(self.frame_layout.codes),
+                    cache: &self.inner_cache,
+                };
+                return persistent.queue(stream, &step, rows);
+            }
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ mod constants;
 mod frame;
 mod net;
 mod pending;
+mod persistent;
 mod plan;
 mod prompt;
 mod queue;

@@ -26,6 +26,7 @@ use omni_telemetry::{CopyMetrics, DeviceMetrics};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Positions of a sequence that the cache has room for when the config does not say how large it is.
 const USUAL_POSITIONS: usize = 512;
@@ -50,9 +51,15 @@ pub struct TalkerOptions {
     pub text_embeddings: usize,
     /// Whether such embeddings are copied to the device as soon as they arrive, beside the steps.
     pub async_h2d: bool,
+    /// The longest time of a launch of the persistent predictor; `None`: the predictor runs as a graph.
+    pub persistent: Option<Duration>,
 }
 
 impl TalkerOptions {
+    /// The limit of the persistent predictor's launches, of which each takes 3 ms at most: long enough for other
+    /// processes on the GPU to have their turns, and short enough for a listener.
+    pub const PERSISTENT: Duration = Duration::from_millis(500);
+
     /// Sequences of the largest graph.
     pub fn batch(&self) -> usize {
         self.buckets.last().copied().unwrap_or(1)
@@ -226,6 +233,11 @@ impl CudaTalker {
         (self.pages.in_use(), self.pages.count())
     }
 
+    /// Whether the predictor of few sequences stays on the GPU.
+    pub fn predictor_persists(&self) -> bool {
+        self.frames.persistent.is_some()
+    }
+
     pub(super) fn groups(&self) -> usize {
         self.net.config.num_code_groups
     }
@@ -359,6 +371,7 @@ impl StageModel for CudaTalker {
             lease: Some(lease),
             parts,
             timed: Arc::clone(&self.timed),
+            stalled: self.frames.persistent.as_ref().map(|persistent| Arc::clone(persistent.stalled())),
             groups: self.groups(),
             times_at: self.times_at,
             _held: step.held,

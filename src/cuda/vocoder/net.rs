@@ -107,7 +107,12 @@ impl Kernels {
         limits: &Limits,
         last_channels: usize,
     ) -> Result<Kernels, CudaError> {
-        let of = |names: [&'static str; 3]| gpu.kernel(names[precision as usize]);
+        let of = |names: [&'static str; 3]| -> Result<Kernel, CudaError> {
+            let kernel = gpu.kernel(names[precision as usize])?;
+            // As the talker's persistent predictor does, beside whose blocks these must find room.
+            kernel.prefer_shared()?;
+            Ok(kernel)
+        };
         let conv = TILES.iter().map(|tile| {
             let kernel = of(tile.names)?;
             kernel.allow_shared(tile.shared())?;

@@ -60,6 +60,7 @@ impl StageSource for OnGpu {
             kv_memory: None,
             text_embeddings: 4096,
             async_h2d: true,
+            persistent: Some(TalkerOptions::PERSISTENT),
         };
         CudaTalkerFactory::new(Arc::new(net), options).build()
     }

@@ -126,6 +126,7 @@ mod cuda {
             run_ahead: RUN_AHEAD as usize,
             kv_memory: None,
             text_embeddings: 4096,
+            persistent: Some(TalkerOptions::PERSISTENT),
         };
         Box::new(CudaTalkerFactory::new(Arc::new(net), options))
     }

@@ -1,14 +1,18 @@
 // The persistent predictor against the kernels of the graph: codes, status, sums of embeddings and the last logits bit by
-// bit, for every number of rows up to 16 and all ways to sample; a wait in vain; and what both take.
+// bit, for every number of rows up to 8 and all ways to sample; a wait in vain; and what both take.
 //   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o predictor_selftest
 //     kernels/selftest/predictor_selftest.cu && ./predictor_selftest
-// `predictor_selftest stress [LAUNCHES]` repeats both on the same input and tells each launch that gives other codes.
+// `predictor_selftest stress [LAUNCHES [BESIDE [ROWS]]]` repeats both on the same input and tells each launch that gives other
+// codes. BESIDE is a sum of what runs meanwhile: 1 a talker's graph, 2 copies that take all bandwidth, 4 blocks with much
+// shared memory, 8 allocations.
 #include "linear.cu"
 #include "attention.cu"
 #include "sample.cu"
 #include "random.cu"
-#include "predictor/predictor_kernels.cuh"
+#include "predictor_90a.cu"
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,7 +27,7 @@
         }                                                                                      \
     } while (0)
 
-constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 16, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
+constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 8, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
 static cudaStream_t st;
 
 template <typename T>
@@ -175,9 +179,8 @@ static Graph graph_of(const Model& m, int rows, int passes) {
     for (int p = 0; p < PASSES; ++p) positions.push_back(up(std::vector<int>(rows, p + 1)));
     const auto product = [&](Mode mode, const bf16* w, const void* in, const bf16* gain, void* y, int outputs, int inputs) {
         const LinearArgs a{w, in, gain, nullptr, y, rows, outputs, inputs, mode == SILU_MUL ? outputs / 2 : outputs, 1e-6f};
-        const bool two = rows > 8;
         const dim3 grid(outputs / 16);
-#define PICK(N) (gain ? (two ? linear_small2_norm_##N : linear_small1_norm_##N) : (two ? linear_small2_##N : linear_small1_##N))
+#define PICK(N) (gain ? linear_small_norm_##N : linear_small_##N)
         if (mode == STORE) launch(PICK(store), grid, 256, a);
         if (mode == STORE_F32) launch(PICK(full), grid, 256, a);
         if (mode == ADD) launch(PICK(add), grid, 256, a);
@@ -219,9 +222,8 @@ static Graph graph_of(const Model& m, int rows, int passes) {
 
 struct Persistent {
     PredictorArgs args;
-    std::vector<PredictorArgs> launches;
     const void* kernel;
-    int bucket, shared, rows, logits_at;
+    int shared, rows, logits_at;
 };
 static Persistent persistent_of(const Model& m, int rows, const uint4* body, const uint4* heads, const float2* turns, const uint64_t* tables, const uint64_t* narrowed) {
     Persistent p = {};
@@ -237,40 +239,35 @@ static Persistent persistent_of(const Model& m, int rows, const uint4* body, con
     a.first = 1, a.passes = PASSES, a.layers = LAYERS, a.groups = GROUPS_ALL, a.outer = OUTER;
     a.eps = 1e-6f, a.scale = 0.08838834764831845f;
     a.kept = 16, a.flight = 3, a.pace = 800, a.limit = 1u << 30;
-#define WAY(R)                                                                                             \
-    if (rows > R / 2 && (rows <= R || R == 8)) {                                                           \
-        p.kernel = (const void*)predictor_##R;                                                             \
-        p.bucket = R;                                                                                      \
-        p.shared = sizeof(Shared<R>);                                                                      \
-        p.logits_at = Hops<R>::LOGITS;                                                                     \
-        for (int at = 0; at < rows; at += R) {                                                             \
-            a.hops = device<uint4>(Hops<R>::SIZE);                                                         \
-            a.row0 = at, a.count = std::min(R, rows - at);                                                 \
-            p.launches.push_back(a);                                                                       \
-        }                                                                                                  \
+#define WAY(R)                                    \
+    if (rows > R / 2 && rows <= R) {              \
+        p.kernel = (const void*)predictor_##R;    \
+        p.shared = sizeof(Shared<R>);             \
+        p.logits_at = Hops<R>::LOGITS;            \
+        a.hops = device<uint4>(Hops<R>::SIZE);    \
     }
     WAY(1) WAY(2) WAY(4) WAY(8)
+    a.count = rows;
     p.args = a;
     return p;
 }
 static int most_ring(const Persistent& p, int kb) { return std::min(16, (kb * 1024 - p.shared - 1100) / STAGE); }
 static void run(const Persistent& p, int ring, PredictorArgs with) {
-    for (PredictorArgs a : p.launches) {
-        a.ring = ring, a.kept = with.kept, a.flight = with.flight, a.pace = with.pace, a.limit = with.limit, a.passes = with.passes;
-        cudaLaunchConfig_t c = {};
-        c.gridDim = BLOCKS;
-        c.blockDim = COMPUTING + 128;
-        c.dynamicSmemBytes = (size_t)ring * STAGE + p.shared;
-        c.stream = st;
-        cudaLaunchAttribute at;
-        at.id = cudaLaunchAttributeCooperative;
-        at.val.cooperative = 1;
-        c.attrs = &at;
-        c.numAttrs = 1;
-        CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.dynamicSmemBytes));
-        void* args[] = {&a};
-        CK(cudaLaunchKernelExC(&c, p.kernel, args));
-    }
+    PredictorArgs a = p.args;
+    a.ring = ring, a.kept = with.kept, a.flight = with.flight, a.pace = with.pace, a.limit = with.limit, a.passes = with.passes;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = BLOCKS;
+    c.blockDim = COMPUTING + 128;
+    c.dynamicSmemBytes = (size_t)ring * STAGE + p.shared;
+    c.stream = st;
+    cudaLaunchAttribute at;
+    at.id = cudaLaunchAttributeCooperative;
+    at.val.cooperative = 1;
+    c.attrs = &at;
+    c.numAttrs = 1;
+    CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.dynamicSmemBytes));
+    void* args[] = {&a};
+    CK(cudaLaunchKernelExC(&c, p.kernel, args));
 }
 template <class F>
 float median_of(int times, F queue) {
@@ -290,6 +287,73 @@ float median_of(int times, F queue) {
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];
 }
+
+// What else may run on the device: a talker's graph, copies, blocks with much shared memory, and allocations.
+__global__ void hog(float* sink, int cycles) {
+    extern __shared__ float room[];
+    const long long began = clock64();
+    float v = threadIdx.x;
+    room[threadIdx.x] = v;
+    while (clock64() - began < cycles) {
+        __syncthreads();
+        v = v * 1.0001f + room[(threadIdx.x * 7 + 1) % blockDim.x];
+        room[threadIdx.x] = v;
+    }
+    if (v == 3.14159f) *sink = v;
+}
+struct Crowd {
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    long turns[5] = {};
+    template <class F>
+    void add(int of, F turn) {
+        threads.emplace_back([this, of, turn] {
+            cudaStream_t own;
+            CK(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+            for (int i = 0; !stop; ++i) {
+                turn(own, i);
+                ++turns[of];
+            }
+        });
+    }
+    void start(int mask, cudaGraphExec_t graph) {
+        if (mask & 1) add(0, [graph](cudaStream_t own, int) {
+            CK(cudaGraphLaunch(graph, own));
+            CK(cudaStreamSynchronize(own));
+        });
+        if (mask & 2) {
+            char* room;
+            CK(cudaMalloc(&room, 512 << 20));
+            add(1, [room](cudaStream_t own, int) {
+                CK(cudaMemcpyAsync(room, room + (256 << 20), 256 << 20, cudaMemcpyDeviceToDevice, own));
+                CK(cudaStreamSynchronize(own));
+            });
+        }
+        if (mask & 4) {
+            CK(cudaFuncSetAttribute(hog, cudaFuncAttributeMaxDynamicSharedMemorySize, 72 << 10));
+            CK(cudaFuncSetAttribute(hog, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+            add(2, [](cudaStream_t own, int i) {
+                hog<<<16 + i * 37 % 260, 128, (40 + i % 4 * 10) << 10, own>>>(nullptr, 20000 + i * 7919 % 200000);
+                CK(cudaGetLastError());
+                CK(cudaStreamSynchronize(own));
+            });
+        }
+        if (mask & 8) {
+            static std::vector<char> host(32 << 20);
+            add(3, [](cudaStream_t, int) {
+                char* room;
+                CK(cudaMalloc(&room, 32 << 20));
+                CK(cudaMemcpy(room, host.data(), 32 << 20, cudaMemcpyHostToDevice));
+                CK(cudaFree(room));
+            });
+        }
+    }
+    void end() {
+        stop = true;
+        for (auto& t : threads) t.join();
+        printf("  beside: %ld graphs, %ld copies, %ld hogs, %ld allocations\n", turns[0], turns[1], turns[2], turns[3]);
+    }
+};
 
 int main(int argc, char** argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -322,34 +386,59 @@ int main(int argc, char** argv) {
     *m.stalled = 0;
     if (argc > 1 && strcmp(argv[1], "stress") == 0) {
         const int launches = argc > 2 ? atoi(argv[2]) : 2000;
-        for (int rows : {1, 2, 4, 8, 13, 16}) {
+        const int mask = argc > 3 ? atoi(argv[3]) : 0, only = argc > 4 ? atoi(argv[4]) : 0;
+        Model other = m; // of the crowd
+        other.codec = device<float>((size_t)SLOTS * OUTER);
+        other.done = device<uint32_t>(SLOTS);
+        CK(cudaHostAlloc(&other.out, SLOTS * OUT * 4, cudaHostAllocMapped));
+        StepHead head = {};
+        head.out = (uint64_t)other.out;
+        other.head = up(std::vector<StepHead>{head});
+        const Graph beside = graph_of(other, SLOTS, PASSES);
+        for (int rows : {1, 2, 4, 8}) {
+            if (only != 0 && rows != only) continue;
             const Persistent p = persistent_of(m, rows, body, heads, turns, tables, narrowed);
             const Graph g = graph_of(m, rows, PASSES);
             const int ring = std::min(8, most_ring(p, 150));
+            const cudaGraphExec_t one = captured([&] { run(p, ring, p.args); });
             CK(cudaGraphLaunch(g.exec, st));
             const auto want = state(rows);
-            for (int which : {0, 1}) {
+            for (int which : {0, 1, 2}) {
+                Crowd crowd;
+                crowd.start(mask, beside.exec);
                 int others = 0;
+                double worst = 0, sum = 0;
+                cudaEvent_t e0, e1;
+                CK(cudaEventCreate(&e0));
+                CK(cudaEventCreate(&e1));
                 for (int i = 0; i < launches; ++i) {
+                    CK(cudaEventRecord(e0, st));
                     if (which == 0) CK(cudaGraphLaunch(g.exec, st));
-                    else run(p, ring, p.args);
+                    else if (which == 1) run(p, ring, p.args);
+                    else CK(cudaGraphLaunch(one, st));
+                    CK(cudaEventRecord(e1, st));
                     CK(cudaStreamSynchronize(st));
+                    float ms;
+                    CK(cudaEventElapsedTime(&ms, e0, e1));
+                    sum += ms, worst = std::max<double>(worst, ms);
                     for (int r = 0; r < rows; ++r) {
                         int at = 0;
                         while (at < OUT && m.out[r * OUT + at] == want.out[r * OUT + at]) ++at;
                         if (at == OUT) continue;
-                        if (others++ < 5) printf("  rows %d launch %d: row %d differs from word %d on, %u for %u\n", rows, i, r, at, m.out[r * OUT + at], want.out[r * OUT + at]);
+                        if (others++ < 12) printf("  rows %d launch %d: row %d differs from word %d on, %u for %u\n", rows, i, r, at, m.out[r * OUT + at], want.out[r * OUT + at]);
                     }
                     memset(m.out, 0, SLOTS * OUT * 4);
                 }
+                crowd.end();
                 bad += others;
-                printf("rows %2d %s: %d rows of %d launches differ, stalled %d\n", rows, which ? "persistent" : "graph     ", others, launches, (int)*m.stalled);
+                const char* names[] = {"graph", "persistent", "captured"};
+                printf("rows %2d ring %d %-10s: %d rows of %d launches differ, stalled %d, %.3f ms, at most %.3f\n", rows, ring, names[which], others, launches, (int)*m.stalled, sum / launches, worst);
             }
         }
         return bad != 0;
     }
     const bool only_times = argc > 1;
-    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 11, 16}) {
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
         const Persistent p = persistent_of(m, rows, body, heads, turns, tables, narrowed);
         const int ring = std::min(8, most_ring(p, 150));
         for (int passes : {2, 3, PASSES}) {
@@ -369,7 +458,7 @@ int main(int argc, char** argv) {
                 for (int i = 0; i < rows * OUT; ++i) codes += got.out[i] != want.out[i];
                 for (size_t i = 0; i < got.codec.size(); ++i) sums += memcmp(&got.codec[i], &want.codec[i], 4) != 0;
                 for (int r = 0; r < rows; ++r) {
-                    const uint4* hops = p.launches[r / p.bucket].hops + p.logits_at + (size_t)(r % p.bucket) * CODES / 2;
+                    const uint4* hops = p.args.hops + p.logits_at + (size_t)r * CODES / 2;
                     const std::vector<uint4> q = down(hops, CODES / 2);
                     for (int i = 0; i < CODES; ++i) {
                         const uint32_t w = i % 2 == 0 ? q[i / 2].x : q[i / 2].y;
@@ -384,7 +473,7 @@ int main(int argc, char** argv) {
             }
             CK(cudaGraphExecDestroy(g.exec));
         }
-        if (rows == 3 || (rows > 4 && rows < 8) || rows == 11) continue;
+        if (rows == 3 || (rows > 4 && rows < 8)) continue;
         // Sampled as a talker does unless it is told otherwise.
         const std::vector<SlotParams> ways = down(m.params, SLOTS);
         std::vector<SlotParams> usual = ways;

@@ -1,5 +1,3 @@
-#pragma once
-
 // The passes of the code predictor behind the first one in one launch, for few rows: BLOCKS blocks that stay on the device
 // together, hand their results on through the second-level cache, and have the next weights copied while they wait.
 //
@@ -123,15 +121,14 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
 
     if (attends) keys_of_first<R>(a, hops, j, team);
     if (picks) {
-        const int of = a.row0 + row_here;
         if (threadIdx.x == 0) {
             picking.row.slot = NONE;
-            if (row_here < a.count) picking.row = a.rows[of];
+            if (row_here < a.count) picking.row = a.rows[row_here];
             if (picking.row.slot != NONE) picking.params = a.params[picking.row.slot];
         }
         if (threadIdx.x < BLOCKS) {
             float v[8];
-            const float* x = a.x + static_cast<size_t>(a.row0 + min(row_here, a.count - 1)) * HIDDEN + threadIdx.x * 8;
+            const float* x = a.x + static_cast<size_t>(min(row_here, a.count - 1)) * HIDDEN + threadIdx.x * 8;
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[i] = x[i];
             send_row(hops + H::EMBEDDED + row_here * ROW, v, base + a.first + 1);
@@ -238,7 +235,7 @@ __device__ __forceinline__ void predictor(const PredictorArgs& a) {
             asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(full + i * 8), "r"(1) : "memory");
             asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(empty + i * 8), "r"(8) : "memory");
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_copies();
     }
     __syncthreads();
     if (threadIdx.x >= COMPUTING) {

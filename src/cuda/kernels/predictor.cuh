@@ -1,4 +1,4 @@
-// What the persistent predictor (predictor_kernels.cuh) is made of: its arguments, the hand-offs between blocks, the ring that
+// What the persistent predictor (predictor_90a.cu) is made of: its arguments, the hand-offs between blocks, the ring that
 // its weights come through, and products from it.
 //
 // Hand-offs are packets of 16 bytes in the second-level cache: three words and an epoch, written and read at once, so that
@@ -42,8 +42,7 @@ struct PredictorArgs {
     uint32_t* stalled;        // in memory of the host, becomes 1: see Clock
     uint64_t layer_size;      // elements of a layer's keys in the cache
     int max_pages;
-    int count;                // rows of the launch: those behind them are padding
-    int row0;                 // the launch's first row of the step
+    int count;                // rows of the step: those behind them are padding
     int first, passes;        // pass `first` is the first one here; `passes` in all
     int layers;
     int groups, outer;
@@ -137,12 +136,16 @@ __device__ __forceinline__ void await(const Clock& clock, uint32_t barrier, uint
     while (!has_passed(barrier, phase) && !clock.over()) {
     }
 }
-// This lane's four pieces of the next stage.
+// Puts loads and stores of shared memory ahead of copies into it.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// This lane's four pieces of the next stage. The fence: a copy into the stage is not ordered behind loads that may still be
+// under way when the barrier hears of them.
 __device__ __forceinline__ void take(Ring& ring, uint4 (&f)[4], int lane) {
     await(ring.clock, ring.full + ring.slot * 8, ring.phase);
     const uint32_t from = ring.data + ring.slot * STAGE;
 #pragma unroll
     for (int h = 0; h < 4; ++h) f[h] = load_shared(from + h * 512);
+    fence_copies();
     __syncwarp();
     if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(ring.empty + ring.slot * 8) : "memory");
     if (++ring.slot == ring.stages) {
@@ -180,6 +183,7 @@ __device__ __forceinline__ void copy_weights(const PredictorArgs& a, const Clock
     for (int n = 0; n < total; ++n) {
         const int pass = a.first + n / pass_stages, s = n % pass_stages;
         if (n >= a.ring) await(clock, empty + slot * 8, phase ^ 1);
+        fence_copies();
         wait_for_copies(n - min(a.flight, a.ring) + 1);
         const bool head = s >= body;
         const size_t at = head ? static_cast<size_t>(pass) * HEAD_STAGES + s - body : s;

@@ -1,4 +1,4 @@
-// What one block of the persistent predictor (predictor_kernels.cuh) does for a row of its own: attention over its short cache,
+// What one block of the persistent predictor (predictor_90a.cu) does for a row of its own: attention over its short cache,
 // and picking its code. And what lies where.
 #pragma once
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void attend(const PredictorArgs& a, const Clock& cloc
                                        uint32_t epoch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, of = lane / 2, head = warp % 2, half = warp / 2;
     uint32_t* keys = reinterpret_cast<uint32_t*>(hops + Hops<R>::KEYS) + ((layer * R + row) * KV_HEADS + kv_head) * POSITIONS * 64;
-    const size_t page = a.pages[static_cast<size_t>(a.row0 + min(row, a.count - 1)) * a.max_pages];
+    const size_t page = a.pages[static_cast<size_t>(min(row, a.count - 1)) * a.max_pages];
     bf16* values = a.values + layer * a.layer_size + (page * KV_HEADS + kv_head) * POSITIONS * HEAD;
     uint4 key[8];
     uint32_t value[POSITIONS];
@@ -152,7 +152,7 @@ __device__ __forceinline__ void attend(const PredictorArgs& a, const Clock& cloc
 // Keys of the positions that the first pass has put into the cache, for this block's row and kv head.
 template <int R>
 __device__ __forceinline__ void keys_of_first(const PredictorArgs& a, uint4* hops, int row, int kv_head) {
-    const size_t page = a.pages[static_cast<size_t>(a.row0 + min(row, a.count - 1)) * a.max_pages];
+    const size_t page = a.pages[static_cast<size_t>(min(row, a.count - 1)) * a.max_pages];
     for (int i = threadIdx.x; i < a.layers * (a.first + 1) * 64; i += COMPUTING) {
         const int word = i % 64, position = i / 64 % (a.first + 1), layer = i / 64 / (a.first + 1);
         const bf16* from = a.keys + layer * a.layer_size + ((page * KV_HEADS + kv_head) * POSITIONS + position) * HEAD;
@@ -175,9 +175,9 @@ __device__ __forceinline__ void eight_of(const uint4& w, float (&v)[8]) {
 // The code of a row from its logits: what sample_group of sample.cu does, but for the sum of embeddings.
 template <int R>
 __device__ __forceinline__ int pick_code(const PredictorArgs& a, const Clock& clock, Picking& s, const uint4* hops, int row, int pass, uint32_t epoch) {
-    const int group = pass + 1, of = a.row0 + row;
+    const int group = pass + 1;
     const auto stamp_row = [&](int at) {
-        if (of != 0 || threadIdx.x != 0 || a.head->times == 0) return;
+        if (row != 0 || threadIdx.x != 0 || a.head->times == 0) return;
         uint64_t time;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
         reinterpret_cast<volatile uint64_t*>(a.head->times)[at + 2 * group] = time;
@@ -198,7 +198,7 @@ __device__ __forceinline__ int pick_code(const PredictorArgs& a, const Clock& cl
     const int picked = code;
     if (s.row.forced != NONE) code = static_cast<int>(a.forced[s.row.forced + group]);
     if (threadIdx.x == 0) {
-        uint32_t* out = reinterpret_cast<uint32_t*>(a.head->out) + static_cast<size_t>(of) * (2 * a.groups + 2);
+        uint32_t* out = reinterpret_cast<uint32_t*>(a.head->out) + static_cast<size_t>(row) * (2 * a.groups + 2);
         out[group] = code;
         if (s.row.forced != NONE) out[a.groups + 2 + group] = picked;
         if (broken) out[a.groups + 1] |= BROKEN;

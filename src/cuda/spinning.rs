@@ -1,0 +1,50 @@
+//! Launches whose blocks wait for each other: all of them must be on the device at once, so a GPU has one owner of such
+//! launches in a process. Between processes the driver takes turns.
+
+use crate::Gpu;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Devices that a driver shows at most.
+const DEVICES: usize = 64;
+static TAKEN: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
+
+/// The right to launch blocks that wait for each other on a GPU. Whoever has it drops it when its launches have ended.
+pub(crate) struct Spinning {
+    index: usize,
+}
+
+impl Spinning {
+    /// `None` while there is another owner, and after a launch has waited in vain.
+    pub fn begin(gpu: &Gpu) -> Option<Spinning> {
+        if gpu.spinning_is_forbidden() {
+            return None;
+        }
+        take(gpu.index())
+    }
+}
+
+fn take(index: usize) -> Option<Spinning> {
+    let free = TAKEN.get(index)?.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
+    free.is_ok().then_some(Spinning { index })
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        TAKEN[self.index].store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_has_one_owner_at_a_time() {
+        let last = DEVICES - 1;
+        let owner = take(last);
+        assert!(owner.is_some() && take(last).is_none() && take(last - 1).is_some());
+        drop(owner);
+        assert!(take(last).is_some());
+        assert!(take(DEVICES).is_none());
+    }
+}

@@ -1,0 +1,386 @@
+//! The passes of the code predictor behind the first one as one launch whose blocks stay on the device together: see
+//! `kernels/predictor_90a.cu`. For few sequences on Hopper, in bf16, with the sizes that published talkers have; all
+//! others take the kernels of the graph one by one, and get the same codes.
+
+use super::net::TalkerNet;
+use crate::buffer::{Buffer, Pinned};
+use crate::decoder::{Cache, DenseLayer};
+use crate::kernel::{Kernel, Shape, kernel_args};
+use crate::spinning::Spinning;
+use crate::stream::Stream;
+use crate::weights::{Weight, element_size};
+use crate::{CudaError, Gpu, images};
+use omni_config::Precision;
+use omni_model::hf::DecoderConfig;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The constants of `kernels/predictor.cuh`.
+const HIDDEN: usize = 1024;
+const INNER: usize = 3072;
+const HEADS: usize = 16;
+const KV_HEADS: usize = 8;
+const HEAD: usize = 128;
+const CODES: usize = 2048;
+const BLOCKS: usize = 128;
+const THREADS: u32 = 256 + 128;
+const STAGE: usize = 16 << 10;
+const POSITIONS: usize = 16;
+const LAYER_STAGES: usize = 15;
+const HEAD_STAGES: usize = 2;
+const MAX_PASSES: usize = 32;
+const MAX_LAYERS: usize = 8;
+/// The pass that the graph's own kernels do: it has two positions of each sequence.
+const FIRST: usize = 1;
+
+/// The kernels, by the sequences that they take.
+const KERNELS: [(usize, &str); 4] = [(1, "predictor_1"), (2, "predictor_2"), (4, "predictor_4"), (8, "predictor_8")];
+/// Sequences of the largest.
+pub(super) const MOST: usize = 8;
+/// Shared memory of a block, which leaves the vocoder room for one beside it, and how many pieces of weights it holds at
+/// most.
+const SHARED: usize = 150 << 10;
+const MOST_RING: usize = 8;
+/// What a kernel has in shared memory that no launch asks for.
+const STATIC: usize = 1100;
+/// Pieces of a pass that are to stay in the second-level cache.
+const KEPT: i32 = 16;
+/// The share of the memory's rate at which pieces are asked for: faster, they slow what blocks tell each other.
+const PACE: f64 = 0.9;
+/// Cycles from one to the next at most.
+const MOST_PACE: i32 = 1000;
+/// The longest limit, in cycles: the device counts them in 32 bits.
+const MOST_CYCLES: f64 = (1u32 << 31) as f64;
+
+/// Everything that the launches of one talker share.
+pub(super) struct Persistent {
+    /// By sequences, ascending.
+    launches: Vec<Launch>,
+    body: Buffer<u8>,
+    heads: Buffer<u8>,
+    gains: Buffer<u8>,
+    qk_norm: Buffer<u8>,
+    turns: Buffer<f32>,
+    tables: Buffer<u64>,
+    narrowed: Buffer<u64>,
+    stalled: Arc<Stalled>,
+    numbers: Numbers,
+    _only: Spinning,
+}
+
+/// The kernel for so many sequences, and what its blocks hand to each other.
+struct Launch {
+    rows: usize,
+    kernel: Kernel,
+    hops: Buffer<u8>,
+}
+
+/// What a launch that waited in vain leaves.
+pub(super) struct Stalled {
+    word: Pinned<u32>,
+    limit: Duration,
+}
+
+/// Plain numbers of [`Args`].
+#[derive(Clone, Copy)]
+struct Numbers {
+    layers: i32,
+    passes: i32,
+    outer: i32,
+    eps: f32,
+    limit: u32,
+    flight: i32,
+    pace: i32,
+}
+
+/// What a step's frame gives to its predictor.
+pub(super) struct Step<'a> {
+    /// Address of the inputs of the first pass here, f32 `[rows, HIDDEN]`.
+    pub x: u64,
+    pub rows: u64,
+    pub head: u64,
+    pub params: u64,
+    pub codec: u64,
+    pub forced: u64,
+    pub cache: &'a Cache,
+}
+
+/// `PredictorArgs` of `kernels/predictor.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    body: u64,
+    heads: u64,
+    gains: u64,
+    qk_norm: u64,
+    turns: u64,
+    hops: u64,
+    keys: u64,
+    values: u64,
+    pages: u64,
+    x: u64,
+    rows: u64,
+    head: u64,
+    params: u64,
+    codec: u64,
+    tables: u64,
+    narrowed: u64,
+    forced: u64,
+    stalled: u64,
+    layer_size: u64,
+    max_pages: i32,
+    count: i32,
+    first: i32,
+    passes: i32,
+    layers: i32,
+    groups: i32,
+    outer: i32,
+    eps: f32,
+    scale: f32,
+    ring: i32,
+    kept: i32,
+    flight: i32,
+    pace: i32,
+    limit: u32,
+}
+
+/// `PackArgs` of `kernels/predictor_90a.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PackArgs {
+    qkv: u64,
+    output: u64,
+    gate_up: u64,
+    down: u64,
+    head: u64,
+    to: u64,
+}
+
+impl Persistent {
+    /// Room and packed weights, where the GPU, the config and the device's other users allow it. `limit`: the longest
+    /// time of a launch.
+    ///
+    /// # Errors
+    /// What the driver says; a device without room for it is no error.
+    pub fn new(net: &TalkerNet, limit: Duration, stream: &Stream) -> Result<Option<Persistent>, CudaError> {
+        let Some(layers) = served(net) else { return Ok(None) };
+        let Some(only) = Spinning::begin(&net.gpu) else {
+            tracing::info!("the predictor runs as a graph: this GPU has a persistent one already, or one that stalled");
+            return Ok(None);
+        };
+        match Persistent::with(net, &layers, limit, stream, only) {
+            Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
+                tracing::warn!(%error, "the predictor runs as a graph");
+                Ok(None)
+            }
+            made => made.map(Some),
+        }
+    }
+
+    fn with(
+        net: &TalkerNet,
+        layers: &[DenseLayer<'_>],
+        limit: Duration,
+        stream: &Stream,
+        only: Spinning,
+    ) -> Result<Persistent, CudaError> {
+        let (gpu, predictor, config) = (&net.gpu, &net.predictor, &net.config.predictor);
+        let what = "a persistent predictor";
+        let passes = predictor.heads.len();
+        let body = gpu.alloc(what, layers.len() * LAYER_STAGES * BLOCKS * STAGE)?;
+        let heads = gpu.alloc(what, passes * HEAD_STAGES * BLOCKS * STAGE)?;
+        let pack = gpu.kernel("pack_predictor")?;
+        let packed = |args: PackArgs| {
+            // SAFETY: the argument is `PackArgs`, with addresses of weights of the sizes that `served` has seen.
+            unsafe { pack.launch(stream, Shape::new(1024, 256), kernel_args![args]) }
+        };
+        for (i, layer) in layers.iter().enumerate() {
+            let [qkv, output, gate_up, down] =
+                [layer.qkv, layer.output, layer.gate_up, layer.down].map(|linear| linear.weight().address());
+            packed(PackArgs { qkv, output, gate_up, down, head: 0, to: body.at(i * LAYER_STAGES * BLOCKS * STAGE) })?;
+        }
+        for (pass, head) in predictor.heads.iter().enumerate() {
+            let to = heads.at(pass * HEAD_STAGES * BLOCKS * STAGE);
+            packed(PackArgs { qkv: 0, output: 0, gate_up: 0, down: 0, head: head.weight().address(), to })?;
+        }
+        let norms = layers.iter().flat_map(|layer| layer.norms).chain([predictor.stack.final_norm()]);
+        let head_norms = layers.iter().flat_map(|layer| layer.head_norms);
+        let turns = gpu.alloc(what, POSITIONS * HEAD)?;
+        let (frequencies, to) = (predictor.stack.frequencies(), turns.address());
+        // SAFETY: the arguments are those of the kernel: HEAD / 2 frequencies, and a pair for each of them and position.
+        unsafe {
+            let shape = Shape::new(POSITIONS, HEAD as u32 / 2);
+            gpu.kernel("turn_predictor")?.launch(stream, shape, kernel_args![frequencies, to])?;
+        }
+        let narrowed: Vec<u64> = (1..=passes).map(|group| predictor.narrowed(group, net.table.address())).collect();
+        let tables: Vec<u64> = predictor.tables.iter().map(Weight::address).collect();
+        let launches = KERNELS.iter().map(|(rows, name)| {
+            let kernel = gpu.kernel(name)?;
+            kernel.allow_shared(shared(*rows))?;
+            kernel.prefer_shared()?;
+            Ok(Launch { rows: *rows, kernel, hops: gpu.zeros(what, hops(*rows))? })
+        });
+        let launches = launches.collect::<Result<_, CudaError>>()?;
+        let word = gpu.pinned(1)?;
+        let cycles = limit.as_secs_f64() * gpu.clock_rate()?;
+        let piece = (BLOCKS * STAGE) as f64 / (gpu.memory_rate()? * PACE);
+        let pace = ((piece * gpu.clock_rate()?) as i32).min(MOST_PACE);
+        let made = Persistent {
+            launches,
+            gains: stacked(gpu, stream, norms)?,
+            qk_norm: stacked(gpu, stream, head_norms)?,
+            body,
+            heads,
+            turns,
+            tables: gpu.upload(what, &tables)?,
+            narrowed: gpu.upload(what, &narrowed)?,
+            stalled: Arc::new(Stalled { word, limit }),
+            numbers: Numbers {
+                layers: layers.len() as i32,
+                passes: passes as i32,
+                outer: net.config.text.hidden_size as i32,
+                eps: config.rms_norm_eps as f32,
+                limit: cycles.min(MOST_CYCLES) as u32,
+                // A slower memory is full with fewer.
+                flight: if pace < 900 { 3 } else { 2 },
+                pace,
+            },
+            _only: only,
+        };
+        stream.synchronize()?;
+        tracing::info!(pace, limit_ms = limit.as_millis() as u64, "the predictor stays on the GPU for few sequences");
+        Ok(made)
+    }
+
+    /// What tells a step that a launch waited in vain.
+    pub fn stalled(&self) -> &Arc<Stalled> {
+        &self.stalled
+    }
+
+    /// Queues all passes but the first for `rows` sequences, at most [`MOST`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn queue(&self, stream: &Stream, step: &Step<'_>, rows: usize) -> Result<(), CudaError> {
+        let Some(launch) = self.launches.iter().find(|launch| launch.rows >= rows) else { return Ok(()) };
+        let numbers = self.numbers;
+        let [keys, values] = step.cache.buffers();
+        let args = Args {
+            body: self.body.address(),
+            heads: self.heads.address(),
+            gains: self.gains.address(),
+            qk_norm: self.qk_norm.address(),
+            turns: self.turns.address(),
+            hops: launch.hops.address(),
+            keys: keys.address(),
+            values: values.address(),
+            pages: step.cache.tables(),
+            x: step.x,
+            rows: step.rows,
+            head: step.head,
+            params: step.params,
+            codec: step.codec,
+            tables: self.tables.address(),
+            narrowed: self.narrowed.address(),
+            forced: step.forced,
+            stalled: self.stalled.word.device_at(0),
+            layer_size: (step.cache.layer_bytes() / element_size(Precision::Bf16)) as u64,
+            max_pages: step.cache.max_pages() as i32,
+            count: rows as i32,
+            first: FIRST as i32,
+            passes: numbers.passes,
+            layers: numbers.layers,
+            groups: numbers.passes + 1,
+            outer: numbers.outer,
+            eps: numbers.eps,
+            scale: (HEAD as f32).sqrt().recip(),
+            ring: ring(launch.rows) as i32,
+            kept: KEPT,
+            flight: numbers.flight,
+            pace: numbers.pace,
+            limit: numbers.limit,
+        };
+        let shape = Shape::new(BLOCKS, THREADS).shared(shared(launch.rows)).cooperative();
+        // SAFETY: the argument is `PredictorArgs`, with addresses of buffers of `self` and of the stage that queues;
+        // `hops` has the size that this kernel takes.
+        unsafe { launch.kernel.launch(stream, shape, kernel_args![args]) }
+    }
+}
+
+impl Stalled {
+    /// Refuses the results of a step in which a block waited longer than the limit, and keeps later talkers of this
+    /// process from the GPU's persistent predictor.
+    ///
+    /// # Errors
+    /// [`CudaError::Stalled`].
+    pub fn check(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        if self.word.get(0..1) == [0] {
+            return Ok(());
+        }
+        gpu.forbid_spinning();
+        Err(CudaError::Stalled { limit: self.limit })
+    }
+}
+
+/// The layers of the predictor, if the kernels take it.
+fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
+    let (gpu, predictor, config) = (&net.gpu, &net.predictor, &net.config.predictor);
+    let device = gpu.capability() == 90
+        && images::HOPPER
+        && gpu.multiprocessors() as usize >= BLOCKS
+        && net.precision == Precision::Bf16;
+    let DecoderConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, .. } =
+        *config;
+    let sizes = [hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, config.vocab_size];
+    let known = sizes == [HIDDEN, INNER, HEADS, KV_HEADS, HEAD, CODES] && net.config.text.hidden_size.is_multiple_of(8);
+    let passes = FIRST + 1..=MAX_PASSES.min(POSITIONS - 1);
+    let fits = passes.contains(&predictor.heads.len()) && config.num_hidden_layers <= MAX_LAYERS;
+    let plain = predictor.heads.iter().all(|head| head.bias().is_none() && head.outputs() == CODES);
+    if device && known && fits && plain { predictor.stack.dense_layers() } else { None }
+}
+
+/// Weights one behind the other.
+fn stacked<'a>(gpu: &Gpu, stream: &Stream, parts: impl Iterator<Item = &'a Weight>) -> Result<Buffer<u8>, CudaError> {
+    let parts: Vec<&Weight> = parts.collect();
+    let all = gpu.alloc("a persistent predictor", parts.iter().map(|part| part.buffer().len()).sum())?;
+    let mut at = 0;
+    for part in parts {
+        let bytes = part.buffer().len();
+        all.copy_async(stream, at, part.buffer(), 0, bytes)?;
+        at += bytes;
+    }
+    Ok(all)
+}
+
+/// `sizeof(Shared<rows>)`.
+fn shared_of_rows(rows: usize) -> usize {
+    1792 + 8640 * rows
+}
+
+/// Pieces of weights that a block has room for.
+fn ring(rows: usize) -> usize {
+    ((SHARED - STATIC - shared_of_rows(rows)) / STAGE).min(MOST_RING)
+}
+
+/// Dynamic shared memory of a launch of so many rows, in bytes.
+fn shared(rows: usize) -> usize {
+    ring(rows) * STAGE + shared_of_rows(rows)
+}
+
+/// `Hops<rows>::SIZE`, in bytes.
+fn hops(rows: usize) -> usize {
+    16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_beside_the_vocoders() {
+        for (rows, _) in KERNELS {
+            assert!(shared(rows) + STATIC <= SHARED, "{rows} rows");
+        }
+        assert_eq!(KERNELS.map(|(rows, _)| ring(rows)), [8, 8, 7, 4]);
+    }
+}
