@@ -218,6 +218,8 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/talker/frame.rs", "new", None, "while a stage is built: graphs are captured here"),
     ("cuda/talker/net.rs", "load", None, "loading"),
     ("cuda/talker/pending.rs", "wait", Some(1), "the completion thread"),
+    ("cuda/talker/persistent.rs", "with", None, "while a stage is built"),
+    ("cuda/talker/persistent.rs", "stacked", None, "while a stage is built"),
     ("cuda/talker/arrivals.rs", "new", None, "while a stage is built"),
     ("cuda/talker/ring.rs", "make", Some(2), "allowed: the ring grows to what is needed"),
     ("cuda/talker/stage.rs", "drop", Some(1), "the stage has ended"),

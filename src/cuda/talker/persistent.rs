@@ -37,8 +37,8 @@ const FIRST: usize = 1;
 const KERNELS: [(usize, &str); 4] = [(1, "predictor_1"), (2, "predictor_2"), (4, "predictor_4"), (8, "predictor_8")];
 /// Sequences of the largest.
 pub(super) const MOST: usize = 8;
-/// Shared memory of a block, which leaves the vocoder room for one beside it, and how many pieces of weights it holds at
-/// most.
+/// Shared memory of a block, beside which those of all but the vocoder's largest tile find room, and how many pieces of
+/// weights it holds at most.
 const SHARED: usize = 150 << 10;
 const MOST_RING: usize = 8;
 /// What a kernel has in shared memory that no launch asks for.
@@ -375,6 +375,41 @@ fn hops(rows: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
+
+    /// The kernels and this file must agree on each of them.
+    #[test]
+    fn the_constants_are_those_of_the_kernels() {
+        let source = include_str!("../kernels/predictor.cuh");
+        let constants: HashMap<&str, &str> = source
+            .lines()
+            .filter_map(|line| line.strip_prefix("constexpr int ")?.split_once(';'))
+            .flat_map(|(all, _)| all.split(", "))
+            .filter_map(|one| one.split_once(" = "))
+            .collect();
+        let ours = [
+            ("HIDDEN", HIDDEN),
+            ("INNER", INNER),
+            ("HEADS", HEADS),
+            ("KV_HEADS", KV_HEADS),
+            ("HEAD", HEAD),
+            ("CODES", CODES),
+            ("BLOCKS", BLOCKS),
+            ("COMPUTING", THREADS as usize - 128),
+            ("STAGE", STAGE),
+            ("POSITIONS", POSITIONS),
+            ("LAYER_STAGES", LAYER_STAGES),
+            ("HEAD_STAGES", HEAD_STAGES),
+            ("MAX_PASSES", MAX_PASSES),
+            ("MAX_LAYERS", MAX_LAYERS),
+        ];
+        for (name, value) in ours {
+            assert_eq!(constants.get(name).and_then(|text| text.parse().ok()), Some(value), "{name}");
+        }
+        let kernels = include_str!("../kernels/predictor_90a.cu");
+        assert!(KERNELS.iter().all(|(rows, _)| kernels.contains(&format!("\nPREDICTOR({rows})\n"))));
+        assert_eq!(KERNELS.last().map(|(rows, _)| *rows), Some(MOST));
+    }
 
     #[test]
     fn blocks_fit_beside_the_vocoders() {
