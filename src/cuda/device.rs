@@ -215,6 +215,11 @@ impl Gpu {
         Ok(2.0 * kilohertz * 1e3 * bits / 8.0)
     }
 
+    /// Whether kernels of other processes run beside those of this one (MPS), and not in turns.
+    pub(super) fn is_shared(&self) -> bool {
+        attribute(self.0.device, A::CU_DEVICE_ATTRIBUTE_MPS_ENABLED).is_ok_and(|enabled| enabled != 0)
+    }
+
     /// No launch whose blocks wait for each other is begun any more.
     pub(super) fn forbid_spinning(&self) {
         self.0.stalled.store(true, Ordering::Relaxed);

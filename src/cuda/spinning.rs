@@ -1,5 +1,5 @@
 //! Launches whose blocks wait for each other: all of them must be on the device at once, so a GPU has one owner of such
-//! launches in a process. Between processes the driver takes turns.
+//! launches in a process. Processes take turns; where they do not, under MPS, there is none.
 
 use crate::Gpu;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,18 @@ pub(crate) struct Spinning {
 }
 
 impl Spinning {
-    /// `None` while there is another owner, and after a launch has waited in vain.
-    pub fn begin(gpu: &Gpu) -> Option<Spinning> {
-        if gpu.spinning_is_forbidden() {
-            return None;
+    /// Takes it.
+    ///
+    /// # Errors
+    /// Why it cannot be had, in words.
+    pub fn begin(gpu: &Gpu) -> Result<Spinning, &'static str> {
+        if gpu.is_shared() {
+            return Err("under MPS other programs may keep a part of the GPU from a persistent one");
         }
-        take(gpu.index())
+        if gpu.spinning_is_forbidden() {
+            return Err("a persistent one has waited in vain on this GPU");
+        }
+        take(gpu.index()).ok_or("this GPU has a persistent one already")
     }
 }
 

@@ -164,9 +164,12 @@ impl Persistent {
     /// What the driver says; a device without room for it is no error.
     pub fn new(net: &TalkerNet, limit: Duration, stream: &Stream) -> Result<Option<Persistent>, CudaError> {
         let Some(layers) = served(net) else { return Ok(None) };
-        let Some(only) = Spinning::begin(&net.gpu) else {
-            tracing::info!("the predictor runs as a graph: this GPU has a persistent one already, or one that stalled");
-            return Ok(None);
+        let only = match Spinning::begin(&net.gpu) {
+            Ok(only) => only,
+            Err(why) => {
+                tracing::info!(why, "the predictor runs as a graph");
+                return Ok(None);
+            }
         };
         match Persistent::with(net, &layers, limit, stream, only) {
             Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
