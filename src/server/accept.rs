@@ -4,7 +4,7 @@ use super::connection::{ConnectionGuard, Places};
 use super::hangup::Socket;
 use super::io::StallGuard;
 use super::refusal::refuse;
-use super::state::{App, Retiring, unix_seconds};
+use super::state::{App, Retiring, SaidGoneBy, unix_seconds};
 use super::tls::Tls;
 use super::visit::Peer;
 use super::watched::watched;
@@ -199,7 +199,11 @@ impl Http {
             let (answer, retiring) = (router.call(request), retiring.clone());
             async move {
                 let mut answer = answer.await?;
-                if retiring.gone_by().is_some() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                let gone_by = match answer.extensions().get::<SaidGoneBy>() {
+                    Some(said) => said.0,
+                    None => retiring.gone_by(),
+                };
+                if gone_by.is_some() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
                 Ok::<_, Infallible>(answer.map(|body| watched(body, busy)))

@@ -8,7 +8,7 @@ use super::api::service::{
 use super::auth::Caller;
 use super::error::ApiError;
 use super::rules::Rules;
-use super::state::{App, Model};
+use super::state::{App, Model, SaidGoneBy};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -64,11 +64,12 @@ pub(super) async fn ready(State(app): State<Arc<App>>, Extension(caller): Extens
     let ready = any_ready(&app) && !draining;
     let stages = caller.trusted.then(|| health.stages.iter().map(Stage::from).collect());
     let models = if caller.trusted { statuses(&app) } else { None };
-    let body = Json(Ready { ready, draining, gone_by: app.retiring.gone_by(), stages, models });
+    let gone_by = app.retiring.gone_by();
+    let answer = (Extension(SaidGoneBy(gone_by)), Json(Ready { ready, draining, gone_by, stages, models }));
     if ready {
-        return body.into_response();
+        return answer.into_response();
     }
-    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))], body).into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))], answer).into_response()
 }
 
 /// Whether a request for one of the models would be taken.

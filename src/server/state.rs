@@ -108,6 +108,11 @@ pub(super) struct Shared {
 #[derive(Clone, Default)]
 pub(super) struct Retiring(Arc<OnceLock<u64>>);
 
+/// Of an answer whose body says when the process is gone: what it says. Its header must say the same, though the process
+/// may have begun to retire in between.
+#[derive(Clone, Copy)]
+pub(super) struct SaidGoneBy(pub Option<u64>);
+
 impl Retiring {
     pub fn begin(&self, gone_by: u64) {
         let _ = self.0.set(gone_by);
