@@ -4,44 +4,8 @@
 //     && ./few_selftest
 #include "linear.cu"
 #include "few_linear.cu"
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include "harness.cuh"
 #include <cstring>
-#include <vector>
-
-#define CK(x)                                                                                  \
-    do {                                                                                       \
-        cudaError_t e_ = (x);                                                                  \
-        if (e_ != cudaSuccess) {                                                               \
-            printf("FAIL %s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));             \
-            exit(1);                                                                           \
-        }                                                                                      \
-    } while (0)
-
-static cudaStream_t st;
-template <typename T>
-T* device(size_t n) {
-    T* p;
-    CK(cudaMalloc(&p, n * sizeof(T)));
-    CK(cudaMemset(p, 0, n * sizeof(T)));
-    return p;
-}
-__global__ void fill(bf16* p, size_t n, uint32_t seed, float bound) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        uint64_t z = i * 0x9E3779B97F4A7C15ull + seed * 0xD1B54A32D192ED03ull + 1;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-        z ^= z >> 27;
-        p[i] = __float2bfloat16_rn(bound * ((float)(z >> 40) * (1.f / 8388608.f) - 1.f));
-    }
-}
-static uint32_t seed = 1;
-static bf16* random_of(size_t n, float bound) {
-    bf16* p = device<bf16>(n);
-    fill<<<1024, 256, 0, st>>>(p, n, seed++, bound);
-    CK(cudaGetLastError());
-    return p;
-}
 
 struct Sizes {
     const char* name;
@@ -117,39 +81,22 @@ int main() {
             std::vector<float> want;
             for (const Way way : {Way{0, 0}, Way{1, 0}, Way{2, 0}, Way{0, 1}, Way{0, 2}, Way{1, 1}, Way{2, 1}, Way{2, 2}}) {
                 const bool first = way.wide == 0 && way.narrow == 0;
-                cudaGraph_t graph;
-                cudaGraphExec_t exec;
-                CK(cudaStreamBeginCapture(st, cudaStreamCaptureModeThreadLocal));
-                CK(cudaMemcpyAsync(x, x0, host.size() * 4, cudaMemcpyDeviceToDevice, st));
-                for (const Layer& l : layers) {
-                    product(way, STORE, l.qkv, x, gain, qkv, rows, s.qkv, s.hidden);
-                    product(way, ADD, l.output, qkv, nullptr, x, rows, s.hidden, s.mixed);
-                    product(way, SILU_MUL, l.gate_up, x, gain, inner, rows, 2 * s.inner, s.hidden);
-                    product(way, ADD, l.down, inner, nullptr, x, rows, s.hidden, s.inner);
-                }
-                CK(cudaStreamEndCapture(st, &graph));
-                CK(cudaGraphInstantiate(&exec, graph, 0));
-                cudaEvent_t a, b;
-                CK(cudaEventCreate(&a));
-                CK(cudaEventCreate(&b));
-                std::vector<float> all;
-                for (int i = 0; i < 13; ++i) {
-                    CK(cudaEventRecord(a, st));
-                    CK(cudaGraphLaunch(exec, st));
-                    CK(cudaEventRecord(b, st));
-                    CK(cudaEventSynchronize(b));
-                    float ms;
-                    CK(cudaEventElapsedTime(&ms, a, b));
-                    if (i > 2) all.push_back(ms * 1000 / s.layers);
-                }
-                std::sort(all.begin(), all.end());
-                std::vector<float> got((size_t)rows * s.hidden);
-                CK(cudaMemcpy(got.data(), x, got.size() * 4, cudaMemcpyDeviceToHost));
+                const cudaGraphExec_t exec = captured([&] {
+                    CK(cudaMemcpyAsync(x, x0, host.size() * 4, cudaMemcpyDeviceToDevice, st));
+                    for (const Layer& l : layers) {
+                        product(way, STORE, l.qkv, x, gain, qkv, rows, s.qkv, s.hidden);
+                        product(way, ADD, l.output, qkv, nullptr, x, rows, s.hidden, s.mixed);
+                        product(way, SILU_MUL, l.gate_up, x, gain, inner, rows, 2 * s.inner, s.hidden);
+                        product(way, ADD, l.down, inner, nullptr, x, rows, s.hidden, s.inner);
+                    }
+                });
+                const float us = median_of(10, [&] { CK(cudaGraphLaunch(exec, st)); }) / s.layers;
+                const std::vector<float> got = down(x, (size_t)rows * s.hidden);
                 if (first) want = got;
                 size_t others = 0;
                 for (size_t i = 0; i < got.size(); ++i) others += memcmp(&got[i], &want[i], 4) != 0;
                 bad += others > 0;
-                printf("%-9s rows %2d wide %d narrow %d: %6.1f us a layer, %zu numbers differ\n", s.name, rows, way.wide, way.narrow, all[all.size() / 2], others);
+                printf("%-9s rows %2d wide %d narrow %d: %6.1f us a layer, %zu numbers differ\n", s.name, rows, way.wide, way.narrow, us, others);
                 CK(cudaGraphExecDestroy(exec));
             }
         }

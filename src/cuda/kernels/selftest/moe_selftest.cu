@@ -5,22 +5,12 @@
 #include "moe.cu"
 #include "prompt_moe.cu"
 #include "random.cu"
+#include "harness.cuh"
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
-
-#define CK(x)                                                                                  \
-    do {                                                                                       \
-        cudaError_t e_ = (x);                                                                  \
-        if (e_ != cudaSuccess) {                                                               \
-            printf("FAIL %s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));             \
-            exit(1);                                                                           \
-        }                                                                                      \
-    } while (0)
-
-static cudaStream_t st;
 
 template <typename... P, typename... A>
 void launch(void (*k)(P...), dim3 grid, int threads, size_t shared, A... args) {
@@ -37,31 +27,17 @@ void launch(void (*k)(P...), dim3 grid, int threads, size_t shared, A... args) {
     if (shared > 48 * 1024) CK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
 }
-template <typename T>
-T* dev(size_t n) {
-    T* p;
-    CK(cudaMalloc(&p, n * sizeof(T)));
-    CK(cudaMemset(p, 0, n * sizeof(T)));
-    return p;
-}
 bf16* rnd(size_t n, float bound, uint64_t name) {
-    bf16* p = dev<bf16>(n);
+    bf16* p = device<bf16>(n);
     fill_random_bf16<<<1024, 256, 0, st>>>((uint16_t*)p, n, 7, name, bound);
     CK(cudaGetLastError());
     return p;
 }
 float* rndf(size_t n, float bound, uint64_t name) {
-    float* p = dev<float>(n);
+    float* p = device<float>(n);
     fill_random_f32<<<1024, 256, 0, st>>>(p, n, 7, name, bound);
     CK(cudaGetLastError());
     return p;
-}
-template <typename T>
-std::vector<T> host(const T* p, size_t n) {
-    std::vector<T> v(n);
-    CK(cudaStreamSynchronize(st));
-    CK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
 }
 
 struct Sizes {
@@ -98,9 +74,9 @@ int choices(const Sizes& s) { return s.top_k + (s.shared ? 1 : 0); }
 Room make_room(const Sizes& s, int rows) {
     const size_t pairs = (size_t)rows * choices(s);
     const int width = std::max(s.inner, s.shared);
-    return {rows, dev<float>((size_t)rows * s.experts), dev<float>(pairs), dev<float>(pairs * s.hidden), dev<bf16>((size_t)rows * s.hidden),
-            dev<bf16>(pairs * width), dev<bf16>((size_t)rows * s.hidden), dev<int>(pairs), dev<int>(pairs), dev<int>(rows),
-            dev<Group>(pairs + s.experts + 1)};
+    return {rows, device<float>((size_t)rows * s.experts), device<float>(pairs), device<float>(pairs * s.hidden), device<bf16>((size_t)rows * s.hidden),
+            device<bf16>(pairs * width), device<bf16>((size_t)rows * s.hidden), device<int>(pairs), device<int>(pairs), device<int>(rows),
+            device<Group>(pairs + s.experts + 1)};
 }
 
 enum Way { PLAIN_ONLY, FEW, MANY };
@@ -145,12 +121,12 @@ void moe(const Sizes& s, const Layer& l, const Room& r, float* x, int rows, Way 
 
 int check_route(const Sizes& s, const Layer& l, const Room& r, int rows) {
     const int c = choices(s);
-    const auto logits = host(r.logits, (size_t)rows * s.experts);
-    const auto chosen = host(r.chosen, (size_t)rows * c);
-    const auto weights = host(r.weights, (size_t)rows * c);
-    const auto normed = host(r.normed, (size_t)rows * s.hidden);
+    const auto logits = down(r.logits, (size_t)rows * s.experts);
+    const auto chosen = down(r.chosen, (size_t)rows * c);
+    const auto weights = down(r.weights, (size_t)rows * c);
+    const auto normed = down(r.normed, (size_t)rows * s.hidden);
     std::vector<bf16> gate;
-    if (s.shared) gate = host(l.gate, s.hidden);
+    if (s.shared) gate = down(l.gate, s.hidden);
     int wrong = 0;
     for (int row = 0; row < rows; ++row) {
         if (row == 2) { // padding
@@ -196,13 +172,13 @@ int main() {
             CK(cudaMemcpy(r.positions, positions.data(), rows * 4, cudaMemcpyHostToDevice));
             const size_t n = (size_t)rows * s.hidden;
             float* x0 = rndf(n, 1.7f, 77);
-            const auto before = host(x0, n);
+            const auto before = down(x0, n);
             std::vector<float> got[3];
             int misrouted = 0;
             for (int way = 0; way < 3; ++way) {
                 float* x = rndf(n, 1.7f, 77);
                 moe(s, l, r, x, rows, (Way)way);
-                got[way] = host(x, n);
+                got[way] = down(x, n);
                 misrouted += check_route(s, l, r, rows);
                 CK(cudaFree(x));
             }
@@ -243,33 +219,16 @@ int main() {
                     // Everything before a part must have run once. For a part alone all layers use the last one's choice.
                     moe(s, stack[0], r, x, rows, way);
                     CK(cudaStreamSynchronize(st));
-                    cudaGraph_t graph;
-                    cudaGraphExec_t exec;
-                    CK(cudaStreamBeginCapture(st, cudaStreamCaptureModeThreadLocal));
-                    go();
-                    CK(cudaStreamEndCapture(st, &graph));
-                    CK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
-                    cudaEvent_t e0, e1;
-                    CK(cudaEventCreate(&e0));
-                    CK(cudaEventCreate(&e1));
-                    std::vector<float> times;
-                    for (int i = 0; i < 12; ++i) {
-                        CK(cudaEventRecord(e0, st));
+                    const cudaGraphExec_t exec = captured(go);
+                    const float us = median_of(10, [&] {
                         for (int j = 0; j < 4; ++j) CK(cudaGraphLaunch(exec, st));
-                        CK(cudaEventRecord(e1, st));
-                        CK(cudaStreamSynchronize(st));
-                        float ms;
-                        CK(cudaEventElapsedTime(&ms, e0, e1));
-                        times.push_back(ms / 4 / layers * 1e3f);
-                    }
-                    std::sort(times.begin(), times.end());
+                    }) / 4 / layers;
                     const char* names[] = {"layer", "router", "sort", "gate_up", "down"};
                     const int which = parts == ALL ? 0 : parts == (ROUTER | ROUTE) ? 1 : parts == SORT ? 2 : parts == GATE_UP ? 3 : 4;
-                    printf(" %s %.1f us", names[which], times[6]);
+                    printf(" %s %.1f us", names[which], us);
                     CK(cudaGraphExecDestroy(exec));
-                    CK(cudaGraphDestroy(graph));
                 }
-                const auto chosen = host(r.chosen, (size_t)rows * choices(s));
+                const auto chosen = down(r.chosen, (size_t)rows * choices(s));
                 std::vector<int> seen(s.experts + 1);
                 for (int e : chosen) seen[e] = 1;
                 const int visited = std::count(seen.begin(), seen.begin() + s.experts, 1);

@@ -10,60 +10,12 @@
 #include "sample.cu"
 #include "random.cu"
 #include "predictor_90a.cu"
-#include <algorithm>
+#include "harness.cuh"
 #include <atomic>
-#include <thread>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
-
-#define CK(x)                                                                                  \
-    do {                                                                                       \
-        cudaError_t e_ = (x);                                                                  \
-        if (e_ != cudaSuccess) {                                                               \
-            printf("FAIL %s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));             \
-            exit(1);                                                                           \
-        }                                                                                      \
-    } while (0)
+#include <thread>
 
 constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 8, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
-static cudaStream_t st;
-
-template <typename T>
-T* device(size_t n) {
-    T* p;
-    CK(cudaMalloc(&p, n * sizeof(T)));
-    CK(cudaMemset(p, 0, n * sizeof(T)));
-    return p;
-}
-template <typename T>
-T* up(const std::vector<T>& v) {
-    T* p = device<T>(v.size());
-    CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return p;
-}
-template <typename T>
-std::vector<T> down(const T* p, size_t n) {
-    std::vector<T> v(n);
-    CK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-}
-__global__ void fill(bf16* p, size_t n, uint32_t seed, float bound, float plus) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        uint64_t z = i * 0x9E3779B97F4A7C15ull + seed * 0xD1B54A32D192ED03ull + 1;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-        z ^= z >> 27;
-        p[i] = __float2bfloat16_rn(plus + bound * ((float)(z >> 40) * (1.f / 8388608.f) - 1.f));
-    }
-}
-static uint32_t seed = 1;
-bf16* random_of(size_t n, float bound, float plus = 0.f) {
-    bf16* p = device<bf16>(n);
-    fill<<<1024, 256, 0, st>>>(p, n, seed++, bound, plus);
-    CK(cudaGetLastError());
-    return p;
-}
 
 struct Model {
     bf16 *qkv[LAYERS], *output[LAYERS], *gate_up[LAYERS], *down[LAYERS], *heads, *tables, *outer, *gains, *qk_norm, *keys, *values;
@@ -156,16 +108,6 @@ struct Graph {
     float* logits;
     bf16 *keys, *values;
 };
-template <class F>
-cudaGraphExec_t captured(F queue) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CK(cudaStreamBeginCapture(st, cudaStreamCaptureModeThreadLocal));
-    queue();
-    CK(cudaStreamEndCapture(st, &graph));
-    CK(cudaGraphInstantiate(&exec, graph, 0));
-    return exec;
-}
 static Graph graph_of(const Model& m, int rows, int passes) {
     Graph g;
     g.logits = device<float>((size_t)rows * CODES);
@@ -269,24 +211,9 @@ static void run(const Persistent& p, int ring, PredictorArgs with) {
     void* args[] = {&a};
     CK(cudaLaunchKernelExC(&c, p.kernel, args));
 }
+
 template <class F>
-float median_of(int times, F queue) {
-    cudaEvent_t a, b;
-    CK(cudaEventCreate(&a));
-    CK(cudaEventCreate(&b));
-    std::vector<float> all;
-    for (int i = 0; i < times + 2; ++i) {
-        CK(cudaEventRecord(a, st));
-        queue();
-        CK(cudaEventRecord(b, st));
-        CK(cudaEventSynchronize(b));
-        float ms;
-        CK(cudaEventElapsedTime(&ms, a, b));
-        if (i > 1) all.push_back(ms * 1000 / (PASSES - 1));
-    }
-    std::sort(all.begin(), all.end());
-    return all[all.size() / 2];
-}
+float us_of_pass(int times, F queue) { return median_of(times, queue) / (PASSES - 1); }
 
 // What else may run on the device: a talker's graph, copies, blocks with much shared memory, and allocations.
 __global__ void hog(float* sink, int cycles) {
@@ -480,20 +407,20 @@ int main(int argc, char** argv) {
         for (SlotParams& of : usual) of.others = {.9f, 1.f, 0.f, 50, 1.f, 0.f, 0.f, 0};
         CK(cudaMemcpy(m.params, usual.data(), SLOTS * sizeof(SlotParams), cudaMemcpyHostToDevice));
         const Graph g = graph_of(m, rows, PASSES);
-        printf("rows %2d: graph %.1f us a pass", rows, median_of(20, [&] { CK(cudaGraphLaunch(g.exec, st)); }));
+        printf("rows %2d: graph %.1f us a pass", rows, us_of_pass(20, [&] { CK(cudaGraphLaunch(g.exec, st)); }));
         float best = 1e9f;
         PredictorArgs with = p.args, chosen = with;
         for (int kept : {0, 16, 20})
             for (int flight : {2, 3, 4})
                 for (int pace : {0, 700, 800, 900, 1000}) {
                     with.kept = kept, with.flight = flight, with.pace = pace;
-                    const float us = median_of(6, [&] { run(p, ring, with); });
+                    const float us = us_of_pass(6, [&] { run(p, ring, with); });
                     if (us < best) best = us, chosen = with;
                 }
-        printf("; persistent %.1f (kept 16, flight 3, pace 800: %.1f), best with %d, %d, %d, ring %d: %.1f", median_of(20, [&] { run(p, ring, p.args); }),
-               median_of(20, [&] { run(p, ring, p.args); }), chosen.kept, chosen.flight, chosen.pace, ring, median_of(20, [&] { run(p, ring, chosen); }));
+        printf("; persistent %.1f (kept 16, flight 3, pace 800: %.1f), best with %d, %d, %d, ring %d: %.1f", us_of_pass(20, [&] { run(p, ring, p.args); }),
+               us_of_pass(20, [&] { run(p, ring, p.args); }), chosen.kept, chosen.flight, chosen.pace, ring, us_of_pass(20, [&] { run(p, ring, chosen); }));
         const cudaGraphExec_t one = captured([&] { run(p, ring, chosen); });
-        printf(", captured %.1f\n", median_of(20, [&] { CK(cudaGraphLaunch(one, st)); }));
+        printf(", captured %.1f\n", us_of_pass(20, [&] { CK(cudaGraphLaunch(one, st)); }));
         CK(cudaMemcpy(m.params, ways.data(), SLOTS * sizeof(SlotParams), cudaMemcpyHostToDevice));
     }
     // Blocks that wait too long: the launch ends, and says so.

@@ -6,6 +6,7 @@
 #include "moe.cu"
 #include "prompt_moe.cu"
 #include "random.cu"
+#include "harness.cuh"
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,16 +14,6 @@
 #include <cstring>
 #include <vector>
 
-#define CK(x)                                                                      \
-    do {                                                                           \
-        cudaError_t e_ = (x);                                                      \
-        if (e_ != cudaSuccess) {                                                   \
-            printf("FAIL %s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
-            exit(1);                                                               \
-        }                                                                          \
-    } while (0)
-
-static cudaStream_t st;
 static int bad = 0;
 
 template <typename... P, typename... A>
@@ -42,36 +33,16 @@ void launch(void (*k)(P...), dim3 grid, int threads, size_t shared, int cluster,
     if (shared > 48 * 1024) CK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
 }
-template <typename T>
-T* dev(size_t n) {
-    T* p;
-    CK(cudaMalloc(&p, n * sizeof(T)));
-    CK(cudaMemset(p, 0, n * sizeof(T)));
-    return p;
-}
 bf16* rnd(size_t n, float bound, uint64_t name) {
-    bf16* p = dev<bf16>(n);
+    bf16* p = device<bf16>(n);
     fill_random_bf16<<<1024, 256, 0, st>>>((uint16_t*)p, n, 7, name, bound);
     CK(cudaGetLastError());
     return p;
 }
 float* rndf(size_t n, float bound, uint64_t name) {
-    float* p = dev<float>(n);
+    float* p = device<float>(n);
     fill_random_f32<<<1024, 256, 0, st>>>(p, n, 7, name, bound);
     CK(cudaGetLastError());
-    return p;
-}
-template <typename T>
-std::vector<T> host(const T* p, size_t n) {
-    std::vector<T> v(n);
-    CK(cudaStreamSynchronize(st));
-    CK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-}
-template <typename T>
-T* up(const std::vector<T>& v) {
-    T* p = dev<T>(v.size());
-    CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 template <typename T>
@@ -87,29 +58,12 @@ template <typename F>
 float timed(F go, int each = 6) {
     go(0);
     CK(cudaStreamSynchronize(st));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CK(cudaStreamBeginCapture(st, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < each; ++i) go(i);
-    CK(cudaStreamEndCapture(st, &graph));
-    CK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
-    cudaEvent_t e0, e1;
-    CK(cudaEventCreate(&e0));
-    CK(cudaEventCreate(&e1));
-    std::vector<float> times;
-    for (int i = 0; i < 7; ++i) {
-        CK(cudaEventRecord(e0, st));
-        CK(cudaGraphLaunch(exec, st));
-        CK(cudaEventRecord(e1, st));
-        CK(cudaStreamSynchronize(st));
-        float ms;
-        CK(cudaEventElapsedTime(&ms, e0, e1));
-        times.push_back(ms / each * 1e3f);
-    }
-    std::sort(times.begin(), times.end());
+    const cudaGraphExec_t exec = captured([&] {
+        for (int i = 0; i < each; ++i) go(i);
+    });
+    const float us = median_of(7, [&] { CK(cudaGraphLaunch(exec, st)); }) / each;
     CK(cudaGraphExecDestroy(exec));
-    CK(cudaGraphDestroy(graph));
-    return times[3];
+    return us;
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------------
@@ -139,13 +93,13 @@ void products() {
         bf16* w[4];
         for (int i = 0; i < 4; ++i) w[i] = rnd((size_t)p.outputs * p.inputs, sqrtf(3.f / p.inputs), 10 + i);
         bf16* x = rnd((size_t)most * p.inputs, 1.7f, 20);
-        float* y = dev<float>((size_t)most * p.outputs);
+        float* y = device<float>((size_t)most * p.outputs);
         for (int rows : {1, 7, 64, 65, 100, 128, 129, 300}) {
             std::vector<float> got[3];
             for (int kind = 0; kind < 3; ++kind) {
                 fill_random_f32<<<1024, 256, 0, st>>>(y, (size_t)rows * p.outputs, 7, 30, 1.f);
                 product(p, (Kind)kind, {w[0], x, nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f});
-                got[kind] = host(y, (size_t)rows * p.outputs);
+                got[kind] = down(y, (size_t)rows * p.outputs);
                 expect(kind == 0 || same(got[0], got[kind]), p.name, rows * 10 + kind);
             }
         }
@@ -179,16 +133,16 @@ void experts() {
         const int c = s.top_k + (s.shared ? 1 : 0), width = std::max(s.inner, s.shared);
         const size_t pairs = (size_t)most * c;
         const float ka = sqrtf(3.f / s.hidden), kb = sqrtf(3.f / s.inner);
-        bf16 *gate_up[layers], *down[layers];
+        bf16 *gate_up[layers], *shrink[layers];
         for (int i = 0; i < layers; ++i) {
             gate_up[i] = rnd((size_t)s.experts * 2 * s.inner * s.hidden, ka, 50 + i);
-            down[i] = rnd((size_t)s.experts * s.inner * s.hidden, kb, 60 + i);
+            shrink[i] = rnd((size_t)s.experts * s.inner * s.hidden, kb, 60 + i);
         }
         bf16 *gain = rnd(s.hidden, 1.5f, 1), *gate = rnd(s.hidden, ka, 4), *shared_gate_up = rnd((size_t)2 * s.shared * s.hidden + 1, ka, 5), *shared_down = rnd((size_t)s.shared * s.hidden + 1, kb, 6);
-        float *logits = rndf((size_t)most * s.experts, 3.f, 70), *weights = dev<float>(pairs), *outputs = dev<float>(pairs * s.hidden), *x = dev<float>((size_t)most * s.hidden);
-        bf16 *normed = dev<bf16>((size_t)most * s.hidden), *between = dev<bf16>(pairs * width);
-        int *chosen = dev<int>(pairs), *order = dev<int>(pairs);
-        Group* groups = dev<Group>(pairs + s.experts + 1);
+        float *logits = rndf((size_t)most * s.experts, 3.f, 70), *weights = device<float>(pairs), *outputs = device<float>(pairs * s.hidden), *x = device<float>((size_t)most * s.hidden);
+        bf16 *normed = device<bf16>((size_t)most * s.hidden), *between = device<bf16>(pairs * width);
+        int *chosen = device<int>(pairs), *order = device<int>(pairs);
+        Group* groups = device<Group>(pairs + s.experts + 1);
         std::vector<int> positions(most, 5);
         positions[2] = -1;
         int* at = up(positions);
@@ -197,7 +151,7 @@ void experts() {
             const int group = way == FEW ? 32 : way, n = rows * c, max_groups = std::min(n, s.experts + 1 + n / group);
             if (parts & NORM) launch(rms_norm_bf16, dim3(rows), 256, 0, 1, (const float*)x, (const bf16*)gain, normed, rows, s.hidden, 1e-6f);
             if (parts & ROUTE) launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, 1, RouteArgs{logits, nullptr, gain, s.shared ? gate : nullptr, at, normed, chosen, weights, rows, s.hidden, s.experts, s.top_k, c, 1, 1e-6f});
-            const MoeArgs a{gate_up[layer], down[layer], shared_gate_up, shared_down, normed, between, x, chosen, weights, order, groups, outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups, group};
+            const MoeArgs a{gate_up[layer], shrink[layer], shared_gate_up, shared_down, normed, between, x, chosen, weights, order, groups, outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups, group};
             if (way != FEW && (parts & SORT)) launch(moe_sort, dim3(1), 1024, 0, 1, a);
             const dim3 up_grid(width / 64, max_groups), down_grid(s.hidden / 128, max_groups);
             if (parts & GATE_UP) {
@@ -217,14 +171,14 @@ void experts() {
             for (int way : {0, 32, 64}) {
                 fill_random_f32<<<1024, 256, 0, st>>>(x, (size_t)rows * s.hidden, 7, 77, 1.7f);
                 run(0, way, rows, ~0);
-                const auto got = host(x, (size_t)rows * s.hidden);
+                const auto got = down(x, (size_t)rows * s.hidden);
                 if (way == 0) want = got;
                 expect(same(want, got), s.name, rows * 1000 + way);
-                const auto n = host(chosen, (size_t)rows * c);
+                const auto n = down(chosen, (size_t)rows * c);
                 if (way == 0) continue;
                 // Each pair is in one group of its expert.
-                const auto all = host(groups, std::min(rows * c, s.experts + 1 + rows * c / way));
-                const auto by = host(order, (size_t)rows * c);
+                const auto all = down(groups, std::min(rows * c, s.experts + 1 + rows * c / way));
+                const auto by = down(order, (size_t)rows * c);
                 std::vector<int> seen(rows * c);
                 for (const Group& g : all) for (int i = 0; i < g.count; ++i) seen[by[g.first + i]] += n[by[g.first + i]] == g.expert;
                 for (int i = 0; i < rows * c; ++i) expect(seen[i] == (n[i] >= 0), "sorted", rows);
@@ -242,14 +196,14 @@ void experts() {
                 const float u = part(way, GATE_UP), d = part(way, DOWN);
                 printf("  %d: %.1f %.1f", way, u, d);
             }
-            const auto n = host(chosen, (size_t)rows * c);
+            const auto n = down(chosen, (size_t)rows * c);
             std::vector<int> seen(s.experts + 1);
             for (int e : n) if (e >= 0) seen[e] = 1;
             const int visited = std::count(seen.begin(), seen.begin() + s.experts, 1);
             printf(" | floor %.1f us\n", 2.0 * 3 * s.hidden * ((double)visited * s.inner + s.shared) / 4.3e6);
             fflush(stdout);
         }
-        for (int i = 0; i < layers; ++i) { CK(cudaFree(gate_up[i])); CK(cudaFree(down[i])); }
+        for (int i = 0; i < layers; ++i) { CK(cudaFree(gate_up[i])); CK(cudaFree(shrink[i])); }
         CK(cudaFree(outputs));
     }
 }
@@ -260,15 +214,15 @@ void attention(int heads, int kv_heads) {
     const int max_pages = 256, slots = 12, width = (heads + 2 * kv_heads) * DIM, most = 2048;
     const size_t cache = (size_t)slots * max_pages * kv_heads * PAGE * DIM;
     bf16 *qkv = rnd((size_t)most * width, 1.7f, 3), *q_norm = rnd(DIM, 1.5f, 1), *k_norm = rnd(DIM, 1.5f, 2);
-    bf16 *keys = rnd(cache, 1.7f, 4), *values = rnd(cache, 1.7f, 5), *out = dev<bf16>((size_t)most * heads * DIM);
+    bf16 *keys = rnd(cache, 1.7f, 4), *values = rnd(cache, 1.7f, 5), *out = device<bf16>((size_t)most * heads * DIM);
     std::vector<uint32_t> pages(slots * max_pages);
     for (size_t i = 0; i < pages.size(); ++i) pages[i] = i * 7919 % pages.size();
     std::vector<float> freq(DIM / 2);
     for (int i = 0; i < DIM / 2; ++i) freq[i] = powf(1e6f, -2.f * i / DIM);
     uint32_t* on_pages = up(pages);
     float* on_freq = up(freq);
-    uint32_t* on_slots = dev<uint32_t>(most);
-    int* on_positions = dev<int>(most);
+    uint32_t* on_slots = device<uint32_t>(most);
+    int* on_positions = device<int>(most);
     AttentionArgs a{qkv, q_norm, k_norm, on_freq, keys, values, out, on_pages, on_slots, on_positions, nullptr, nullptr, 0, heads, kv_heads, DIM, max_pages, 1e-6f, sqrtf(1.f / DIM)};
     const auto rows = [&](const std::vector<uint32_t>& of, const std::vector<int>& at) {
         CK(cudaStreamSynchronize(st));
@@ -309,10 +263,10 @@ void attention(int heads, int kv_heads) {
         const size_t n = of.size() * heads * DIM;
         rows(of, at);
         attend(PLAIN);
-        const auto plain = wide(host(out, n));
+        const auto plain = wide(down(out, n));
         rows(of, at);
         attend(PROMPT);
-        const auto prompt = host(out, n);
+        const auto prompt = down(out, n);
         double error = 0, power = 0;
         const auto got = wide(prompt);
         for (size_t i = 0; i < n; ++i) {
@@ -325,21 +279,21 @@ void attention(int heads, int kv_heads) {
         expect(error < 6e-3, "prompt is plain", of.size());
         // Each row alone, as a token: the row's keys are computed from the same numbers. In turns of one row per sequence.
         int differ = 0, own_keys = 0;
-        const auto cache_before = host(keys, cache);
+        const auto cache_before = down(keys, cache);
         for (size_t r = 0; r < of.size(); r += 1 + r % 3) {
             if (at[r] < 0) continue;
             AttentionArgs whole = a;
             rows({of[r]}, {at[r]});
             a.qkv = qkv + r * width;
             attend(ALONE);
-            const auto one = host(out, (size_t)heads * DIM);
+            const auto one = down(out, (size_t)heads * DIM);
             differ += memcmp(one.data(), prompt.data() + r * heads * DIM, one.size() * 2) != 0;
             attend(PROMPT);
-            const auto single = host(out, (size_t)heads * DIM);
+            const auto single = down(out, (size_t)heads * DIM);
             differ += memcmp(one.data(), single.data(), one.size() * 2) != 0;
             a = whole;
         }
-        own_keys = !same(cache_before, host(keys, cache));
+        own_keys = !same(cache_before, down(keys, cache));
         expect(differ == 0, "rows that differ alone", differ);
         expect(own_keys == 0, "keys that differ", own_keys);
     }

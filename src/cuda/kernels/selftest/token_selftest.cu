@@ -2,20 +2,12 @@
 //   nvcc -O3 --std=c++17 -arch=sm_90 -I kernels -o token_selftest kernels/selftest/token_selftest.cu && ./token_selftest
 #include "random.cu"
 #include "token.cu"
+#include "harness.cuh"
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
-
-#define CK(x)                                                                                  \
-    do {                                                                                       \
-        cudaError_t e_ = (x);                                                                  \
-        if (e_ != cudaSuccess) {                                                               \
-            printf("FAIL %s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));             \
-            exit(1);                                                                           \
-        }                                                                                      \
-    } while (0)
 
 constexpr int SIZE = 152064, ROWS_OF_TEST = 32;
 
