@@ -1,6 +1,7 @@
 //! Decoder layers on the device: attention over a paged cache, feed-forward, residual stream in f32.
 
 use super::buffer::Buffer;
+pub use super::cache::Cache;
 use super::device::Gpu;
 use super::error::CudaError;
 use super::kernel::{Kernel, Shape, kernel_args};
@@ -60,18 +61,6 @@ pub(crate) struct DenseLayer<'a> {
 enum Ffn {
     Dense { gate_up: Linear, down: Linear },
     Moe(Moe),
-}
-
-/// Keys and values of all sequences of a stack.
-pub struct Cache {
-    keys: Buffer<u8>,
-    values: Buffer<u8>,
-    /// Which page holds which positions of a sequence, `[slots, max_pages]`.
-    tables: Buffer<u32>,
-    max_pages: usize,
-    layers: usize,
-    layer_bytes: usize,
-    page_bytes: usize,
 }
 
 /// Rows of a launch, on the device.
@@ -337,48 +326,6 @@ impl Ffn {
             gate_up: Linear::new(gate_up, None, 2 * inner, hidden),
             down: Linear::load(up, &scope.at("down_proj"), inner, hidden, false)?,
         })
-    }
-}
-
-impl Cache {
-    /// Address of the tables.
-    pub fn tables(&self) -> u64 {
-        self.tables.address()
-    }
-
-    /// The tables.
-    pub fn tables_buffer(&self) -> &Buffer<u32> {
-        &self.tables
-    }
-
-    /// Pages that one sequence can have.
-    pub fn max_pages(&self) -> usize {
-        self.max_pages
-    }
-
-    /// Keys and values.
-    pub fn buffers(&self) -> [&Buffer<u8>; 2] {
-        [&self.keys, &self.values]
-    }
-
-    /// How many pages there are.
-    pub fn pages(&self) -> usize {
-        self.layer_bytes / self.page_bytes
-    }
-
-    /// Bytes of a layer's keys, or values.
-    pub fn layer_bytes(&self) -> usize {
-        self.layer_bytes
-    }
-
-    /// Layers.
-    pub fn layers(&self) -> usize {
-        self.layers
-    }
-
-    /// Bytes of one page of one layer's keys, or values.
-    pub fn page_bytes(&self) -> usize {
-        self.page_bytes
     }
 }
 

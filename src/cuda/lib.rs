@@ -7,6 +7,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod buffer;
+mod cache;
 pub mod copies;
 pub mod decoder;
 mod device;

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const DEVICES: usize = 64;
 static TAKEN: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
 
-/// The right to launch blocks that wait for each other on a GPU. Whoever has it drops it when its launches have ended.
+/// The right to launch blocks that wait for each other on a GPU. Its owner keeps it until the last of its launches has
+/// ended; dropping it gives it back.
 pub(crate) struct Spinning {
     index: usize,
 }

@@ -4,7 +4,7 @@ use super::constants::Constants;
 use super::net::{TalkerNet, Text};
 use super::persistent::{self, Persistent};
 use super::stage::TalkerOptions;
-use super::table::{NewPage, PromptEmbedding, SlotParams, StepHead, StepSequence};
+use super::table::{Inbox, PromptEmbedding, SlotParams, StepHead, StepSequence};
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
@@ -23,30 +23,6 @@ const BEGIN_THREADS: u32 = 256;
 /// `PICKERS` and `EACH` of `kernels/sample.cuh`.
 const PICKERS: u32 = 512;
 pub(super) const MAX_SAMPLED: usize = 512 * 8;
-
-/// A step's table as kernels read it: the head, the rows, the new pages, codes of references or forced ones.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Inbox {
-    pub rows: usize,
-    pub pages: usize,
-    pub codes: usize,
-    pub bytes: usize,
-}
-
-impl Inbox {
-    const HEAD: usize = 64;
-
-    fn new(rows: usize, codes: usize, pages: usize) -> Inbox {
-        let pages_at = Inbox::HEAD + rows * size_of::<StepSequence>();
-        let codes_at = pages_at + pages * size_of::<NewPage>();
-        Inbox {
-            rows: Inbox::HEAD,
-            pages: pages_at,
-            codes: codes_at,
-            bytes: (codes_at + codes * 4).next_multiple_of(16),
-        }
-    }
-}
 
 /// State of all sequences.
 pub(super) struct Frames {

@@ -167,3 +167,27 @@ pub(crate) struct SlotParams {
 }
 // SAFETY: twenty words.
 unsafe impl Record for SlotParams {}
+
+/// A step's table as kernels read it: the head, the rows, the new pages, codes of references or forced ones.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Inbox {
+    pub rows: usize,
+    pub pages: usize,
+    pub codes: usize,
+    pub bytes: usize,
+}
+
+impl Inbox {
+    const HEAD: usize = 64;
+
+    pub fn new(rows: usize, codes: usize, pages: usize) -> Inbox {
+        let pages_at = Inbox::HEAD + rows * size_of::<StepSequence>();
+        let codes_at = pages_at + pages * size_of::<NewPage>();
+        Inbox {
+            rows: Inbox::HEAD,
+            pages: pages_at,
+            codes: codes_at,
+            bytes: (codes_at + codes * 4).next_multiple_of(16),
+        }
+    }
+}
