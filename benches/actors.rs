@@ -2,17 +2,18 @@
 //!
 //! `cargo bench --bench actors` prints microseconds per step through scheduler, runner, sampler, packager and connector with
 //! a model that computes nothing, as run-ahead and batch grow. Run-ahead 1 is the synchronous order: a launch waits for the
-//! host. It also prints what a call site of the trace costs the thread that records. What slow actors cost the launch path is the business of `launch_path`.
+//! host. It also prints what a call site of the trace costs the thread that records. What slow actors cost the launch path
+//! is the business of `launch_path`.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/support/stage.rs"]
+#[path = "support/tests.rs"]
 mod support;
 
 use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig};
 use omni_actors::telemetry::trace::{self, Component, Recorder, Session, Track, What};
 use std::time::Instant;
-use support::{Rig, SPEECH, Script, rig, scheduler, sequence};
+use support::stage::{Rig, SPEECH, Script, rig, scheduler, sequence};
 
 const STEPS: u32 = 20_000;
 const RECORDS: u64 = 500_000;

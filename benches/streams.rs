@@ -5,13 +5,13 @@
 //! slowest stream, and how many streams a listener would have heard a gap in.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/support/engine.rs"]
+#[path = "support/tests.rs"]
 mod support;
 
 use omni_actors::core::playback::Playback;
 use omni_actors::engine::{Engine, Event, Service};
 use std::time::{Duration, Instant};
-use support::{engine, frames, voice};
+use support::engine::{engine, frames, voice};
 
 const FRAMES: u32 = 100;
 

@@ -6,13 +6,13 @@
 //! of the times of several conversations, of which none begins like another.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/support/engine.rs"]
+#[path = "support/tests.rs"]
 mod support;
 
 use omni_actors::core::ids::StageName::Thinker;
 use omni_actors::engine::{ChatMessage, Engine, Event, GenerateRequest, Output, Service};
 use std::time::{Duration, Instant};
-use support::{chat, engine, voice};
+use support::engine::{chat, engine, voice};
 
 const TURNS: usize = 20;
 const CONVERSATIONS: usize = 5;

@@ -6,3 +6,5 @@ pub mod engine;
 pub mod nodes;
 #[path = "../../tests/support/process.rs"]
 pub mod process;
+#[path = "../../tests/support/wait.rs"]
+pub mod wait;

@@ -1,7 +1,8 @@
 //! Replicas on two GPUs: what a sequence becomes depends neither on its GPU nor on whether it stays there.
 
-use crate::support::engine::{Answer, PATIENCE, collect, engine, idle, say, speech, tiny};
+use crate::support::engine::{Answer, collect, engine, idle, say, speech, tiny};
 use crate::support::process::Watched;
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{Config, DeviceKind, Placement, Precision, Replicas};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Event, Service, SpeechRequest, StageState};

@@ -1,6 +1,7 @@
 //! Clients that leave, that stop reading, or that are too many do not disturb other clients.
 
-use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say, tiny};
+use crate::support::engine::{chat, collect, engine, frames, idle, say, tiny};
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::{Engine, Event, Output, RequestError, ResponseStream, Service, SubmitError, TextSource};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
@@ -183,12 +184,11 @@ async fn draining_lets_streams_finish_and_refuses_new_ones() {
     let stream = engine.speak(frames(40, 1)).await.unwrap();
     let draining = engine.drain(PATIENCE);
     let reading = async {
-        let refused = loop {
-            match engine.speak(frames(1, 1)).await {
-                Err(error) => break error,
-                Ok(_) => tokio::task::yield_now().await,
-            }
-        };
+        let refused = wait::answered(async || match engine.speak(frames(1, 1)).await {
+            Err(error) => Ok(error),
+            Ok(_) => Err("it is taken"),
+        })
+        .await;
         assert_eq!(refused, SubmitError::ShuttingDown);
         collect(stream).await
     };

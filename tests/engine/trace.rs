@@ -1,6 +1,7 @@
 //! A trace of a real engine: it is complete, holds nothing of other engines, and makes a file that viewers open.
 
 use crate::support::engine::{collect, engine, frames, idle, say, tiny};
+use crate::support::wait;
 use omni_actors::config::Config;
 use omni_actors::core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use omni_actors::engine::{Engine, Service};
@@ -373,10 +374,7 @@ async fn a_server_is_traced_for_as_long_as_asked() {
     let site = Site::new(true).await;
     let speech = json!({"input": "one two", "max_new_tokens": 5, "ignore_eos": true});
     let speaking = async {
-        // Until the trace has begun.
-        while !site.engine.recorder().on() {
-            tokio::task::yield_now().await;
-        }
+        wait::comes("the trace begins", || site.engine.recorder().on()).await;
         assert_eq!(site.get("/debug/trace?seconds=1").await.0, 409, "one at a time");
         site.post("/v1/audio/speech", &speech).await.bytes().await.unwrap();
     };

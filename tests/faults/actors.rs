@@ -1,6 +1,7 @@
 //! Whatever actor dies at whatever moment, every stream finishes with exactly the samples that it would have had.
 
-use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say, speech, tiny};
+use crate::support::engine::{chat, collect, engine, frames, idle, say, speech, tiny};
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Service, StageState};
@@ -224,12 +225,7 @@ async fn on_a_bad_edge(way: Way, rules: Vec<FaultRule>) -> Engine {
 
 /// Waits until a rule has hit; a stage process tells of that with its next sign of life.
 async fn strikes(engine: &Engine) {
-    let struck = async {
-        while engine.faults().counts().iter().all(|count| count.hits == 0) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, struck).await.expect("the fault never strikes");
+    wait::comes("the fault strikes", || engine.faults().counts().iter().any(|count| count.hits > 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

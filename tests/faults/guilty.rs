@@ -1,7 +1,8 @@
 //! A request that brings its stage down each time is found, set apart and ended; no other request is, and no stage is
 //! given up because of it.
 
-use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, idle, root, say, speech, tiny};
+use crate::support::engine::{Answer, chat, collect, engine, frames, idle, root, say, speech, tiny};
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::config::{Config, Placement, VoicesDirectory};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{
@@ -51,12 +52,11 @@ fn guilty(answer: &Answer, of: StageName, case: &str) -> u32 {
 
 /// Waits until the engine's health is so.
 async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> bool) {
-    let waiting = async {
-        while !is_so(&engine.health()) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{case}: {:?}", engine.health()));
+    wait::seen(|| {
+        let health = engine.health();
+        if is_so(&health) { Ok(()) } else { Err(format!("{case}: {health:?}")) }
+    })
+    .await;
 }
 
 async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule) {

@@ -7,8 +7,9 @@
 //! each placement, and `OMNI_MATRIX='talker runner'` those with that in their name. `OMNI_MATRIX_SEED` draws another
 //! sample.
 
-use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, idle, tiny};
+use crate::support::engine::{Answer, chat, collect, engine, frames, idle, tiny};
 use crate::support::media::Golden;
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, GenerateRequest, Output, RequestError, Service};

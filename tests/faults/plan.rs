@@ -1,6 +1,7 @@
 //! Fault plans on a running pipeline: every kind of fault happens where and when its rule says, and no stream changes.
 
-use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, tiny};
+use crate::support::engine::{Answer, collect, engine, frames, idle, root, say, tiny};
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{self, Config, Placement, TransportKind};
 use omni_actors::core::ids::StageName::{self, Talker, Thinker, Vocoder};
 use omni_actors::engine::{Engine, NewVoice, Service, StageState, TenantId, VoiceSource};
@@ -17,6 +18,7 @@ async fn drill(change: impl FnOnce(&mut Config)) -> Engine {
     engine(&tiny(), |config| {
         config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Thread);
         config.supervision.backoff = Duration::from_millis(1);
+        config.supervision.max_backoff = Duration::from_millis(2);
         config.supervision.max_restarts = 1000;
         config.drill.enabled = true;
         change(config);

@@ -1,7 +1,8 @@
 //! Stages with several replicas: the sequences of one that goes down go on in the others at once, to the same samples.
 
-use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, say, speech, tiny};
+use crate::support::engine::{Answer, collect, engine, frames, idle, say, speech, tiny};
 use crate::support::process::Watched;
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::config::{Config, Placement, Replicas, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, RequestError, Service, SpeechRequest, StageHealth, StageState};
@@ -63,12 +64,11 @@ fn states(engine: &Engine, stage: StageName) -> Vec<StageState> {
 }
 
 async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> bool) {
-    let waiting = async {
-        while !is_so(&engine.health()) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{case}: {:?}", engine.health()));
+    wait::seen(|| {
+        let health = engine.health();
+        if is_so(&health) { Ok(()) } else { Err(format!("{case}: {health:?}")) }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
 //! Clients of a server: bodies, messages and events.
 
-use crate::support::http::{Ask, PATIENCE};
+use crate::support::http::Ask;
 use crate::support::tts;
+use crate::support::wait::PATIENCE;
 use crate::support::wyoming::frame;
 use crate::{GROWTH, fuzz, memory};
 use serde_json::json;

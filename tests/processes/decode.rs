@@ -4,6 +4,7 @@
 use crate::support::pictures::{bmp, gif, two_colours};
 use crate::support::process::Watched;
 use crate::support::recording::{PCM, good, hum};
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::audio::{AudioFormat, Sound};
 use omni_actors::engine::decode::{DecodeError, Decoders, Sight, WorkerLimits};
 use omni_actors::media::MediaLimits;
@@ -16,9 +17,6 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-
-/// For what must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn decoders(memory: u64, time: Duration) -> Decoders {
     Decoders::in_processes(env!("CARGO_BIN_EXE_omni-actors").into(), WorkerLimits { memory, time }, 0).unwrap()
@@ -40,14 +38,7 @@ fn workers(memory: u64) -> BTreeSet<u32> {
 }
 
 fn until<T>(what: &str, found: impl Fn() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::yield_now();
-    }
+    wait::answer(|| found().ok_or(what))
 }
 
 /// The worker that is kept ready, its limits set.

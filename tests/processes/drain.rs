@@ -1,10 +1,11 @@
 //! Nodes that are taken out of service, and gateways and nodes that are restarted one after the other, under load.
 
 use super::nodes::{alone, begun, both_run, goes_on, omni, running, serving, until};
-use crate::support::engine::{PATIENCE, collect, frames, idle, say};
+use crate::support::engine::{collect, frames, idle, say};
 use crate::support::http::{Ask, Reply};
 use crate::support::nodes::{Cluster, Node, free_address, lines};
 use crate::support::omni::{Omni, Serving, omni as command};
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::core::ids::StageName;
 use omni_actors::core::nodes::DrainError;
 use omni_actors::engine::{Engine, EngineHealth, Service};
@@ -13,7 +14,6 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Instant;
 
 /// A gateway whose stages wait for their readers, so that answers are in the middle when something happens.
 async fn patient(cluster: &Cluster) -> Engine {
@@ -188,12 +188,12 @@ impl Load {
                     // No server listens there, or it went before it has read the request.
                     let Some(bytes) = Ask::json("/v1/audio/speech", &body).bytes(&url).filter(|it| !it.is_empty())
                     else {
-                        thread::yield_now();
+                        wait::pause();
                         continue;
                     };
                     let reply = Reply::read(&bytes).unwrap_or_else(|| panic!("client {number}: the answer was cut"));
                     if reply.status == 503 {
-                        thread::yield_now();
+                        wait::pause();
                         continue;
                     }
                     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
@@ -208,12 +208,11 @@ impl Load {
 
     /// Waits until so many more are answered.
     fn answers(&self, more: u64, when: &str) {
-        let (from, begun) = (self.answered.load(Ordering::SeqCst), Instant::now());
-        while self.answered.load(Ordering::SeqCst) < from + more {
+        let from = self.answered.load(Ordering::SeqCst);
+        wait::until(when, || {
             assert!(self.clients.iter().all(|client| !client.is_finished()), "{when}: a client has failed");
-            assert!(begun.elapsed() < PATIENCE, "{when}: nothing is answered");
-            thread::yield_now();
-        }
+            self.answered.load(Ordering::SeqCst) >= from + more
+        });
     }
 
     fn end(self) {
@@ -225,20 +224,15 @@ impl Load {
 /// Waits until each gateway uses these nodes for both stages.
 fn all_use(gateways: &[&Serving], names: &[&str]) {
     for gateway in gateways {
-        let begun = Instant::now();
-        loop {
+        wait::answer(|| {
             let cluster = Ask::new("GET", "/cluster", &[], "").send(&gateway.url).json();
             let serves = |name: &&str| {
                 let nodes = cluster["nodes"].as_array().unwrap().iter().filter(|node| node["name"] == **name);
                 let stages: Vec<_> = nodes.flat_map(|node| node["stages"].as_array().unwrap()).collect();
                 stages.iter().filter(|stage| stage["state"] == "running").count() == 2
             };
-            if names.iter().all(serves) {
-                break;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{names:?} are not used: {cluster}");
-            thread::yield_now();
-        }
+            if names.iter().all(serves) { Ok(()) } else { Err(format!("{names:?} are not used: {cluster}")) }
+        });
     }
 }
 

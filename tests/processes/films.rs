@@ -2,13 +2,11 @@
 
 use crate::support::omni::{Omni, omni};
 use crate::support::process::Watched;
+use crate::support::wait::{self, PATIENCE};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-/// For what must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3_omni");
 
 /// A child of a process that runs this program.
@@ -37,14 +35,10 @@ fn a_program_that_decodes_a_film_has_limits_and_is_ended_when_its_server_is_kill
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let begun = Instant::now();
-    let pid = loop {
-        if let Some(pid) = child(server.id(), "sleep") {
-            break pid;
-        }
-        assert!(begun.elapsed() < PATIENCE && server.try_wait().unwrap().is_none(), "the program is not started");
-        std::thread::yield_now();
-    };
+    let pid = wait::answer(|| {
+        assert!(server.try_wait().unwrap().is_none(), "the program is not started");
+        child(server.id(), "sleep").ok_or("the program is not started")
+    });
     let program = Watched::new(pid);
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let hard = |name: &str| {

@@ -3,12 +3,10 @@
 
 use crate::support::http::Ask;
 use crate::support::omni::{Omni, Serving};
+use crate::support::wait::PATIENCE;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server whose talker fails with every request.
 fn serving(log: &str) -> Serving {

@@ -1,6 +1,7 @@
 //! A connection that is kept open: for what has to be asked while no new one can be made.
 
-use crate::support::http::{PATIENCE, Reply};
+use crate::support::http::Reply;
+use crate::support::wait::PATIENCE;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;

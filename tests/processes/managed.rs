@@ -1,13 +1,13 @@
 //! A server with a service manager of the test's own: a socket that hears what systemd would.
 
 use crate::signals::until;
-use crate::support::http::PATIENCE;
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::{Watched, marked};
+use crate::support::wait::{self, PATIENCE};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What every server here is started with.
 pub const ARGS: [&str; 9] = [
@@ -77,15 +77,10 @@ impl Managed {
 
     /// Waits until so many processes run.
     pub fn until_processes(&self, count: usize) -> Vec<u32> {
-        let begun = Instant::now();
-        loop {
-            let running = self.processes();
-            if running.len() == count {
-                return running;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{running:?} run, not {count}");
-            std::thread::yield_now();
-        }
+        wait::answer(|| match self.processes() {
+            running if running.len() == count => Ok(running),
+            running => Err(format!("{running:?} run, not {count}")),
+        })
     }
 
     pub fn until_ready(&self) {

@@ -1,10 +1,11 @@
 //! Stages on nodes of a cluster: processes joined over loopback, with TLS both ways.
 
-use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, speech};
+use crate::support::engine::{Answer, collect, engine, frames, idle, root, say, speech};
 use crate::support::http::Ask;
 use crate::support::nodes::{Authority, Cluster, Cut, Node, free_address, lines};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::config::{ClusterTls, Config};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, ResponseStream, Service, SpeechRequest, StageState};
@@ -56,12 +57,11 @@ pub(super) fn goes_on(rest: &Answer, heard: usize, truth: &Answer, case: &str) {
 }
 
 pub(super) async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> bool) {
-    let waiting = async {
-        while !is_so(&engine.health()) {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{what}: {:?}", engine.health()));
+    wait::seen(|| {
+        let health = engine.health();
+        if is_so(&health) { Ok(()) } else { Err(format!("{what}: {health:?}")) }
+    })
+    .await;
 }
 
 /// How many replicas of a stage run, on nodes of this name.

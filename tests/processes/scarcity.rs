@@ -3,9 +3,10 @@
 
 use crate::kept::Kept;
 use crate::signals::{speech, until};
-use crate::support::http::{Ask, PATIENCE, stage_of};
+use crate::support::http::{Ask, stage_of};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
+use crate::support::wait::PATIENCE;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

@@ -5,15 +5,14 @@
 use crate::support::http::{Ask, Reply};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::{Watched, marked};
+use crate::support::wait;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a process may outlive its server.
 const OUTLIVES: Duration = Duration::from_secs(2);
-/// For whatever has to happen at last: who waits longer hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Clients at once.
 const CLIENTS: usize = 4;
 const STAGES: [&str; 3] = ["thinker", "talker", "vocoder"];
@@ -66,15 +65,10 @@ impl Site {
     /// Nothing of it is there any more.
     fn has_left_nothing(&self, placement: &str) {
         self.processes.iter().for_each(|process| process.ends_within(OUTLIVES));
-        let begun = Instant::now();
-        loop {
-            let left = marked(&self.mark);
-            if left.is_empty() {
-                break;
-            }
-            assert!(begun.elapsed() < OUTLIVES, "{placement}: processes {left:?} are left");
-            std::thread::yield_now();
-        }
+        wait::answer(|| match marked(&self.mark) {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{placement}: processes {left:?} are left")),
+        });
         let address = self.serving.url.strip_prefix("http://").unwrap();
         assert!(TcpStream::connect(address).is_err(), "{placement}: a process still listens on {address}");
         let files: Vec<_> = std::fs::read_dir(&self.folder).unwrap().map(|file| file.unwrap().path()).collect();
@@ -86,15 +80,10 @@ impl Site {
 }
 
 pub fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
-    let begun = Instant::now();
-    loop {
+    wait::answer(|| {
         let health = Ask::new("GET", "/health", &[], "").send(&serving.url).json();
-        if is_so(&health) {
-            return health;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{health}");
-        std::thread::yield_now();
-    }
+        if is_so(&health) { Ok(health) } else { Err(health) }
+    })
 }
 
 /// The load: always the same words, so that every answer has to have the same bytes.

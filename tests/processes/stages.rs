@@ -1,10 +1,11 @@
 //! Stages in processes of their own: the same samples, clear errors when a process dies, and none that outlives its server.
 //! `OMNI_TEST_PLACEMENT=process` runs every other test of the whole pipeline so.
 
-use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, root, say, speech, tiny, voice};
+use crate::support::engine::{chat, collect, engine, frames, idle, root, say, speech, tiny, voice};
 use crate::support::http::{Ask, stage_of};
 use crate::support::omni::{Serving, omni};
 use crate::support::process::Watched;
+use crate::support::wait::{self, PATIENCE};
 use candle_core::Device;
 use omni_actors::config::{Config, Placement};
 use omni_actors::core::ids::StageName;
@@ -263,15 +264,10 @@ fn health(serving: &Serving) -> Value {
 
 /// Asks until it is so.
 fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
-    let begun = std::time::Instant::now();
-    loop {
+    wait::answer(|| {
         let health = health(serving);
-        if is_so(&health) {
-            return health;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{health}");
-        std::thread::yield_now();
-    }
+        if is_so(&health) { Ok(health) } else { Err(health) }
+    })
 }
 
 fn processes(health: &Value) -> Vec<Watched> {

@@ -1,8 +1,9 @@
 //! API keys as operators and clients meet them: which requests get in, whose share they take, and that no key ever
 //! shows in an answer, a metric or a log.
 
-use crate::support::http::{Ask, PATIENCE, Reply};
+use crate::support::http::{Ask, Reply};
 use crate::support::omni::{Omni, Serving, omni};
+use crate::support::wait;
 use omni_actors::config::hash_key;
 use serde_json::{Value, json};
 
@@ -87,9 +88,7 @@ fn a_loud_key_leaves_a_quiet_one_its_share_and_a_limit_is_a_limit() {
     assert_eq!(speech(QUIET, 3).send(&serving.url).status, 200);
     std::thread::scope(|scope| {
         let loud: Vec<_> = (0..8).map(|_| scope.spawn(|| speech(LOUD, 600).send(&serving.url).status)).collect();
-        while health(&serving)["requests"].as_u64() < Some(3) {
-            std::thread::yield_now();
-        }
+        wait::until("three requests run", || health(&serving)["requests"].as_u64() >= Some(3));
         let asked: Reply = speech(QUIET, 3).send(&serving.url);
         assert_eq!(asked.status, 200, "{}", String::from_utf8_lossy(&asked.body));
         let statuses: Vec<_> = loud.into_iter().map(|loud| loud.join().unwrap()).collect();
@@ -98,9 +97,7 @@ fn a_loud_key_leaves_a_quiet_one_its_share_and_a_limit_is_a_limit() {
     });
     std::thread::scope(|scope| {
         let own: Vec<_> = (0..2).map(|_| scope.spawn(|| speech(QUIET, 300).send(&serving.url).status)).collect();
-        while health(&serving)["requests"].as_u64() < Some(2) {
-            std::thread::yield_now();
-        }
+        wait::until("two requests run", || health(&serving)["requests"].as_u64() >= Some(2));
         let third = speech(QUIET, 3).send(&serving.url);
         assert_eq!(third.status, 429);
         assert!(third.json()["error"]["message"].as_str().unwrap().contains("which is your limit"));
@@ -123,11 +120,10 @@ fn a_server_does_not_listen_for_strangers_unasked() {
 /// Asks until the answer is as expected: the server reads its files when it gets to it.
 #[track_caller]
 fn until(ask: &Ask, url: &str, status: u16) {
-    let begun = std::time::Instant::now();
-    while ask.send(url).status != status {
-        assert!(begun.elapsed() < PATIENCE, "no {status}");
-        std::thread::yield_now();
-    }
+    wait::answer(|| match ask.send(url).status {
+        seen if seen == status => Ok(()),
+        seen => Err(seen),
+    });
 }
 
 fn models(key: &str) -> Ask {
@@ -146,9 +142,7 @@ fn a_config_is_read_again_when_it_changes_or_a_hangup_asks_and_a_wrong_one_is_no
         let (ask, url) = (speech(QUIET, 600), url.clone());
         move || ask.send(&url)
     });
-    while health(&serving)["requests"].as_u64() < Some(1) {
-        std::thread::yield_now();
-    }
+    wait::until("a request runs", || health(&serving)["requests"].as_u64() >= Some(1));
     // It changes nothing. (SIGUSR2 would start another process.)
     serving.signal("USR1");
     // Nothing but the file says so.
@@ -182,11 +176,7 @@ fn a_config_is_read_again_when_it_changes_or_a_hangup_asks_and_a_wrong_one_is_no
 }
 
 fn until_logged(serving: &Serving, text: &str) {
-    let begun = std::time::Instant::now();
-    while !std::fs::read_to_string(serving.path("log.txt")).unwrap().contains(text) {
-        assert!(begun.elapsed() < PATIENCE, "{text:?} is not in the log");
-        std::thread::yield_now();
-    }
+    wait::until(text, || std::fs::read_to_string(serving.path("log.txt")).unwrap().contains(text));
 }
 
 #[test]

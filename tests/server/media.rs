@@ -1,14 +1,14 @@
 //! Chat turns that carry sound, pictures and videos, against the real binary and the small Qwen3-Omni checkpoint.
 
-use crate::support::http::{Ask, PATIENCE, Reply};
+use crate::support::http::{Ask, Reply};
 use crate::support::omni::{Omni, Serving};
 use crate::support::pictures::{bmp, gif, png_head, two_colours};
 use crate::support::recording::{PCM, Wav, good};
+use crate::support::wait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::time::Instant;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -64,11 +64,7 @@ fn counted(serving: &Serving, name: &str) -> f64 {
 
 /// Waits for a gauge: a client has its whole answer a moment before the server has forgotten the request.
 fn becomes_nothing(serving: &Serving, name: &str) {
-    let begun = Instant::now();
-    while counted(serving, name) != 0.0 {
-        assert!(begun.elapsed() < PATIENCE, "{name} stays at {}", counted(serving, name));
-        std::thread::yield_now();
-    }
+    wait::until(name, || counted(serving, name) == 0.0);
 }
 
 #[test]

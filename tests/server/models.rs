@@ -1,12 +1,12 @@
 //! Several models behind one server: each request gets the one that it names, and none is harmed by another.
 
-use crate::support::http::{Ask, PATIENCE};
+use crate::support::http::Ask;
 use crate::support::omni::{Omni, Serving, omni};
 use crate::support::tts::{SPEECH, VOICES, fixture, speaks};
+use crate::support::wait;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
 
 /// A server of these entries, which takes requests.
 fn serve(omni: Omni, more: &str, entries: &str) -> Serving {
@@ -44,15 +44,10 @@ fn status(serving: &Serving, model: &str) -> Value {
 }
 
 fn becomes(serving: &Serving, model: &str, state: &str) -> Value {
-    let begun = Instant::now();
-    loop {
+    wait::answer(|| {
         let status = status(serving, model);
-        if status["state"] == state {
-            return status;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{status} does not become {state}");
-        std::thread::yield_now();
-    }
+        if status["state"] == state { Ok(status) } else { Err(status) }
+    })
 }
 
 /// A checkpoint that differs from a fixture in its config.

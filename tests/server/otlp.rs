@@ -1,8 +1,9 @@
 //! Spans of requests reach a collector of OpenTelemetry, below the span of the client; a collector that is gone costs
 //! spans alone.
 
-use crate::support::http::{Ask, PATIENCE};
+use crate::support::http::Ask;
 use crate::support::omni::{Omni, Serving};
+use crate::support::wait::PATIENCE;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpListener;

@@ -4,6 +4,7 @@
 
 use crate::support::http::Ask;
 use crate::support::omni::Omni;
+use crate::support::wait;
 use serde_json::{Value, json};
 
 #[test]
@@ -56,9 +57,9 @@ fn a_refused_client_is_told_when_to_come_again_and_requests_without_a_deadline_f
     std::thread::scope(|scope| {
         let long = || Ask::json("/v1/audio/speech", &body(400, json!("none"))).send(&serving.url);
         let filling = [scope.spawn(long), scope.spawn(long)];
-        while Ask::new("GET", "/health", &[], "").send(&serving.url).json()["requests"] != 2 {
-            std::thread::yield_now();
-        }
+        wait::until("two requests run", || {
+            Ask::new("GET", "/health", &[], "").send(&serving.url).json()["requests"] == 2
+        });
         let refused = Ask::json("/v1/audio/speech", &body(5, json!(1000))).send(&serving.url);
         assert_eq!(refused.status, 429);
         let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();

@@ -10,7 +10,7 @@ mod speech;
 mod tools;
 
 use crate::e2e_http::Site;
-use crate::support::engine::PATIENCE;
+use crate::support::wait::PATIENCE;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures::{SinkExt, StreamExt};

@@ -1,8 +1,9 @@
 //! A request that wants text only takes none of the ways of speech: nothing is handed to the speech stages, copied or
 //! launched for it. The server's own metrics count that.
 
-use crate::support::http::{Ask, PATIENCE};
+use crate::support::http::Ask;
 use crate::support::omni::{Omni, Serving};
+use crate::support::wait::PATIENCE;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,6 +1,7 @@
 //! The Wyoming protocol over real sockets, on a real engine: what Home Assistant sends, and what it must not send.
 
-use crate::support::engine::{PATIENCE, engine, idle, tiny};
+use crate::support::engine::{engine, idle, tiny};
+use crate::support::wait::PATIENCE;
 use crate::support::wyoming::frame;
 use omni_actors::config::{Config, KeyConfig};
 use omni_actors::engine::{Engine, Service};

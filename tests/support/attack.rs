@@ -2,9 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use super::figures::Figures;
-use super::http::{Ask, PATIENCE, Reply};
+use super::http::{Ask, Reply};
 use super::omni::{Omni, Serving};
 use super::tts::fixture;
+use crate::support::wait::{self, PATIENCE};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::TcpStream;
@@ -193,29 +194,19 @@ impl Attacked {
 
     /// Waits until no request has a place any more. A place is given up behind the end that metrics tell.
     pub fn waits_for_rest(&self) {
-        let begun = Instant::now();
-        loop {
+        wait::answer(|| {
             let reply = self.patiently(&Ask::new("GET", "/health", &[], ""));
             let health: Value = serde_json::from_slice(&reply.body).unwrap();
-            if health["admission"]["held"] == 0 {
-                return;
-            }
-            assert!(begun.elapsed() < PATIENCE, "places stay held: {health}");
-            std::thread::yield_now();
-        }
+            if health["admission"]["held"] == 0 { Ok(()) } else { Err(health) }
+        });
     }
 
     /// Waits until a metric is as it should be.
     pub fn waits_for(&self, name: &str, fits: impl Fn(f64) -> bool) {
-        let begun = Instant::now();
-        loop {
-            let value = self.metric(name);
-            if fits(value) {
-                return;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{name} stays at {value}");
-            std::thread::yield_now();
-        }
+        wait::answer(|| match self.metric(name) {
+            value if fits(value) => Ok(()),
+            value => Err(format!("{name} stays at {value}")),
+        });
     }
 
     /// Memory of the process in bytes: now (`VmRSS`) or at most so far (`VmHWM`).

@@ -1,6 +1,7 @@
 //! What integration tests share: the default voice, engines on it, and answers as data.
 #![allow(dead_code, clippy::unwrap_used, reason = "every test binary uses a part of this")]
 
+use crate::support::wait;
 use omni_actors::config::{Config, DeviceKind, Placement, Precision, Replicas};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
@@ -21,9 +22,6 @@ pub const GREEDY: SamplingOverrides = SamplingOverrides {
     presence_penalty: None,
 };
 
-/// For what has to happen at last. Far beyond what it takes: a test that waits longer hangs, on the slowest machine
-/// too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 /// For limits on time that a test is not about.
 const AN_HOUR: Duration = Duration::from_secs(3600);
 
@@ -158,12 +156,9 @@ pub async fn say(engine: &Engine, request: SpeechRequest) -> Answer {
 /// Waits until nothing of any request is left.
 pub async fn idle(engine: &Engine) {
     let empty = EngineLoad { requests: 0, leases: 0, sequences: 0, queued: 0 };
-    let waiting = async {
-        while engine.load() != empty {
-            tokio::task::yield_now().await;
-        }
-    };
-    if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
-        panic!("the engine still holds {:?}", engine.load());
-    }
+    wait::seen(|| match engine.load() {
+        load if load == empty => Ok(()),
+        load => Err(load),
+    })
+    .await;
 }

@@ -1,13 +1,11 @@
 //! An HTTP client that sends exactly the bytes it is given, and a reader of what comes back.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use crate::support::wait::PATIENCE;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
-
-/// Nothing here may take longer: a server that hangs fails the test.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A request.
 #[derive(Clone)]

@@ -1,7 +1,8 @@
 //! Chat turns with sound and pictures: the reference's cases, from their features on.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses its own part")]
 
-use super::engine::{Answer, GREEDY, PATIENCE, collect, root};
+use super::engine::{Answer, GREEDY, collect, root};
+use crate::support::wait::PATIENCE;
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{ChatMessage, Content, Engine, GenerateRequest, Output, Part, RequestOptions};

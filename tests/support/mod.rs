@@ -18,4 +18,5 @@ pub mod recording;
 pub mod sequences;
 pub mod stage;
 pub mod tts;
+pub mod wait;
 pub mod wyoming;

@@ -1,8 +1,9 @@
 //! Nodes of a cluster: processes that are joined to an engine of the test over loopback, with certificates made for it.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::engine::{PATIENCE, engine};
+use super::engine::engine;
 use super::process::Watched;
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{ClusterTls, Config, Placement};
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::Engine;

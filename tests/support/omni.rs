@@ -1,11 +1,11 @@
 //! Runs the `omni-actors` binary, so that a test of the command line is five lines.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::http::{Ask, PATIENCE};
+use super::http::Ask;
+use crate::support::wait;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::Instant;
 
 /// A command line to run in its own folder. Paths beginning with `configs/` are the repository's.
 pub struct Omni {
@@ -184,11 +184,8 @@ impl Serving {
 
     /// The same server, once it takes requests.
     pub fn ready(self) -> Serving {
-        let (ready, begun) = (Ask::new("GET", "/ready", &[], ""), Instant::now());
-        while ready.send(&self.url).status != 200 {
-            assert!(begun.elapsed() < PATIENCE, "the server does not become ready");
-            std::thread::yield_now();
-        }
+        let ready = Ask::new("GET", "/ready", &[], "");
+        wait::until("the server becomes ready", || ready.send(&self.url).status == 200);
         self
     }
 

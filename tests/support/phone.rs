@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::http::PATIENCE;
+use crate::support::wait::PATIENCE;
 use omni_actors::webrtc::crypto::provider;
 use omni_actors::webrtc::{BIT_RATE, FRAME, RATE};
 use opus_rs::{Application, OpusEncoder};

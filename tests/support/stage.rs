@@ -1,6 +1,7 @@
 //! One stage alone: its real actors around a model that the test or benchmark chooses, its edges in the test's hands.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::actors::{
     self, AckSink, Admission, Arbiter, OutEdge, Outputs, Resume, StageFailure, StageHandle, StageReports, StageSetup,
     StageState,
@@ -27,10 +28,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// For what has to happen at last. Far beyond what it takes: a test that waits longer hangs, on the slowest machine
-/// too.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// What happens soon. Panics where it does not, with the place of the call.
 #[track_caller]
 pub fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
@@ -41,11 +38,7 @@ pub fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
 /// Returns once it is so. Panics where it does not become so, with the place of the call.
 #[track_caller]
 pub fn until(is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
-    soon(async move {
-        while !is_so() {
-            tokio::task::yield_now().await;
-        }
-    })
+    wait::comes("a state", is_so)
 }
 
 /// The next one. Panics where none comes, with the place of the call.

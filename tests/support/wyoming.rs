@@ -1,7 +1,7 @@
 //! The Wyoming protocol as a client speaks it, written by hand.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::http::PATIENCE;
+use crate::support::wait::PATIENCE;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

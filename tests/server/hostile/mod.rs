@@ -6,9 +6,10 @@ mod cases;
 mod site;
 mod voices;
 
-use crate::support::http::{Ask, PATIENCE, Reply};
+use crate::support::http::{Ask, Reply};
 use crate::support::recording::{PCM, Wav, data_url, good, hum};
 use crate::support::tts::{VOICES, fixture, serve, speaks};
+use crate::support::wait::{self, PATIENCE};
 use cases::{Case, cloned};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -82,11 +83,10 @@ fn memory(pid: u32, which: &str) -> usize {
 
 /// Open files and sockets: at most so many as soon as the server has seen that its clients are gone.
 fn closes_files(pid: u32, most: usize) {
-    let begun = Instant::now();
-    while files(pid) > most {
-        assert!(begun.elapsed() < PATIENCE, "{} files are open, {most} were", files(pid));
-        std::thread::yield_now();
-    }
+    wait::answer(|| match files(pid) {
+        open if open <= most => Ok(()),
+        open => Err(format!("{open} files are open, {most} were")),
+    });
 }
 
 fn files(pid: u32) -> usize {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::support::engine::{idle, voice};
 use crate::support::phone::{CALLS, Phone, is_played};
+use crate::support::wait;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -117,12 +118,11 @@ async fn calls_are_hung_up_by_their_owner_alone_and_then_make_room() {
     assert_eq!(post(format!("{CALLS}/rtc_0/hangup"), String::new()).await.status(), 404);
     assert_eq!(post(format!("{}/hangup", phone.location), String::new()).await.status(), 200);
     phone.over().await;
-    let wait = async {
-        while post(CALLS.to_owned(), offer.clone()).await.status() != 201 {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(PATIENCE, wait).await.expect("no room");
+    wait::answered(async || match post(CALLS.to_owned(), offer.clone()).await.status().as_u16() {
+        201 => Ok(()),
+        other => Err(other),
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

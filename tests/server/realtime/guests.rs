@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::support::engine::{idle, root};
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::config::{KeyConfig, hash_key};
 use omni_actors::model::checkpoint::Checkpoint;
 use tokio_tungstenite::tungstenite::Error;
@@ -65,14 +66,14 @@ async fn a_flood_is_answered_in_order_and_bounded() {
 async fn a_client_that_leaves_in_any_state_leaves_nothing() {
     let site = with(|config| config.server.realtime.max_sessions = 2).await;
     for state in 0..6 {
-        let mut talk = loop {
-            // The place of the one before is free when the server has seen that it left.
-            match connect_async(format!("ws://{}/v1/realtime", site.address)).await {
-                Ok((socket, _)) => break Talk { socket },
-                Err(Error::Http(_)) => tokio::task::yield_now().await,
-                Err(other) => panic!("{other}"),
-            }
-        };
+        // The place of the one before is free when the server has seen that it left.
+        let socket = wait::answered(async || match connect_async(format!("ws://{}/v1/realtime", site.address)).await {
+            Ok((socket, _)) => Ok(socket),
+            Err(Error::Http(refused)) => Err(refused.status()),
+            Err(other) => panic!("{other}"),
+        })
+        .await;
+        let mut talk = Talk { socket };
         if state > 0 {
             talk.until("session.created").await;
         }

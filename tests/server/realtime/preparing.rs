@@ -4,6 +4,7 @@
 use super::*;
 use crate::support::http::Ask;
 use crate::support::omni::{Omni, Serving};
+use crate::support::wait;
 use std::path::Path;
 
 const WITHOUT: &str = "[realtime]\nprepare = false\n";
@@ -26,16 +27,6 @@ fn counted(serving: &Serving, series: &str) -> f64 {
 
 fn prepared(serving: &Serving, outcome: &str) -> f64 {
     counted(serving, &format!("omni_realtime_preparations_total{{outcome=\"{outcome}\"}}"))
-}
-
-/// Waits until a counter has come so far.
-async fn wait_for(what: &str, reached: impl Fn() -> bool) {
-    let waiting = async {
-        while !reached() {
-            tokio::task::yield_now().await;
-        }
-    };
-    assert!(timeout(PATIENCE, waiting).await.is_ok(), "{what} did not come");
 }
 
 /// Noise at 24 kHz: no bin of its spectrum is far below another, so more of it changes nothing of what was there.
@@ -63,7 +54,7 @@ async fn talk(serving: &Serving, turns: &[Vec<Vec<u8>>], prepares: bool) -> Vec<
             talk.append(piece).await;
             if prepares && at + 1 < pieces.len() {
                 windows += 1.0;
-                wait_for("a window", || prepared(serving, "finished") >= windows).await;
+                wait::comes("a window", || prepared(serving, "finished") >= windows).await;
             }
         }
         talk.send(json!({"type": "input_audio_buffer.commit"})).await;
@@ -157,7 +148,7 @@ async fn found(serving: &Serving, speech: &[u8], prepares: bool) -> Turn {
     talk.update(json!({"audio": {"input": {"turn_detection": detection}}})).await;
     talk.append(&[&silence(800), speech, &silence(400)].concat()).await;
     if prepares {
-        wait_for("the turn", || prepared(serving, "finished") == 1.0).await;
+        wait::comes("the turn", || prepared(serving, "finished") == 1.0).await;
     }
     talk.append(&silence(1_000)).await;
     turn(&Answer::of(talk.until("response.done").await))
@@ -195,7 +186,7 @@ fn stuck(more: &str) -> Serving {
 
 /// Waits until something is prepared, and nothing else is made.
 async fn is_preparing(serving: &Serving) {
-    wait_for("the request", || counted(serving, "omni_requests_in_flight") == 1.0).await;
+    wait::comes("the request", || counted(serving, "omni_requests_in_flight") == 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,7 +198,7 @@ async fn what_is_prepared_gives_its_place_to_a_request() {
     let body = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4});
     let reply = Ask::json(CHAT, &body).send(&serving.url);
     assert_eq!(reply.status, 200, "{}", reply.json());
-    wait_for("its end", || prepared(&serving, "refused") == 1.0).await;
+    wait::comes("its end", || prepared(&serving, "refused") == 1.0).await;
     // The session goes on: its next window is asked for again.
     talk.append(&noise(2, 2_500, 8_000.0)).await;
     is_preparing(&serving).await;
@@ -223,13 +214,13 @@ async fn the_end_of_a_turn_ends_what_is_prepared_of_it_and_text_prepares_nothing
         talk.append(&noise(1, 2_500, 8_000.0)).await;
         is_preparing(&serving).await;
         talk.send(json!({"type": end})).await;
-        wait_for("its end", || prepared(&serving, "cut_off") == number).await;
-        wait_for("all of it", || counted(&serving, "omni_requests_in_flight") == 0.0).await;
+        wait::comes("its end", || prepared(&serving, "cut_off") == number).await;
+        wait::comes("all of it", || counted(&serving, "omni_requests_in_flight") == 0.0).await;
     }
     talk.append(&noise(1, 2_500, 8_000.0)).await;
     is_preparing(&serving).await;
     drop(talk);
-    wait_for("the end of the session", || counted(&serving, "omni_requests_in_flight") == 0.0).await;
+    wait::comes("the end of the session", || counted(&serving, "omni_requests_in_flight") == 0.0).await;
     assert_eq!(["finished", "refused"].map(|outcome| prepared(&serving, outcome)), [0.0, 0.0]);
 }
 

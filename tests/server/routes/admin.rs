@@ -1,6 +1,7 @@
 //! The admin listener: health and metrics while clients take every connection.
 
 use super::Site;
+use crate::support::wait;
 use omni_actors::config::{KeyConfig, hash_key};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -14,9 +15,7 @@ async fn site(change: impl FnOnce(&mut omni_actors::config::ServerConfig)) -> Si
         server.access.admin_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         change(server);
     });
-    while TcpStream::connect(site.admin.unwrap()).await.is_err() {
-        tokio::task::yield_now().await;
-    }
+    wait::answered(async || TcpStream::connect(site.admin.unwrap()).await).await;
     site
 }
 
@@ -76,9 +75,11 @@ async fn it_ends_with_the_server() {
     assert_eq!(site.client.get(url(&site, "/live")).send().await.unwrap().status(), 200);
     drop(site.shutdown.take());
     (&mut site.serving).await.unwrap();
-    while TcpStream::connect(site.admin.unwrap()).await.is_ok() {
-        tokio::task::yield_now().await;
-    }
+    wait::answered(async || match TcpStream::connect(site.admin.unwrap()).await {
+        Ok(_) => Err("it still listens"),
+        Err(_) => Ok(()),
+    })
+    .await;
 }
 
 #[tokio::test]

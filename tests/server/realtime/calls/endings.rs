@@ -68,7 +68,7 @@ async fn a_key_has_so_many_calls_at_once_and_hangs_up_its_own_alone() {
             let _ = tokio::time::timeout(std::time::Duration::from_millis(5), phone.turn()).await;
         }
     };
-    tokio::time::timeout(crate::support::http::PATIENCE, wait).await.expect("the place of the call stays taken");
+    tokio::time::timeout(crate::support::wait::PATIENCE, wait).await.expect("the place of the call stays taken");
     // The other's goes on.
     others.ask("Hello");
     others.until("response.done").await;
