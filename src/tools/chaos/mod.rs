@@ -43,7 +43,7 @@ use drill::{Drill, Run, Until};
 use futures::future::LocalBoxFuture;
 use inject::Injector;
 use load::{Able, Load};
-use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
+use omni_config::{self as config, Config, DrillConfig, FaultFile, Override, Placement, format_duration};
 use omni_core::shrink::Shrinker;
 use omni_core::suspects::TRIES;
 use omni_engine::{Engine, Service, model_info};
@@ -56,7 +56,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use verdict::{End, Exactness, Heard, Verdict};
+use verdict::{End, Heard, Verdict};
 
 /// How often a fault strikes, if the user does not say.
 const EVERY: Duration = Duration::from_millis(200);
@@ -179,7 +179,6 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     }
     mute_injected_panics();
     let checkpoint = model::open(&config, embedded)?;
-    let device = model::device(&config)?.kind;
     let info = model_info(&checkpoint, &config)?;
     let stages = match info.sees {
         true => checkpoint.stages(),
@@ -189,16 +188,14 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let talks = args.guilty.is_none();
     let able = Able { family: checkpoint.family(), stages, hears: info.hears, talks };
     let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
-    let exactness = exactness(device);
     let about = About {
         target: format!("{} in this process", config.model.name),
         seed: args.seed,
         listeners,
         placement: placement(&config),
-        compared: exactness,
         set: set.clone(),
     };
-    let field = Field { config, checkpoint, load: Arc::new(load), exactness, args, interrupted };
+    let field = Field { config, checkpoint, load: Arc::new(load), args, interrupted };
     eprintln!("{}: {listeners} listeners, stages in {}", about.target, about.placement);
     eprintln!("set for the drill: {}", if set.is_empty() { "nothing".to_owned() } else { set.join(" ") });
 
@@ -247,14 +244,6 @@ fn ended_by_signals() -> std::io::Result<CancellationToken> {
     Ok(interrupted)
 }
 
-/// How exactly streams of a device are the same again.
-fn exactness(device: DeviceKind) -> Exactness {
-    match device {
-        DeviceKind::Cpu => Exactness::Samples,
-        DeviceKind::Cuda => Exactness::Length,
-    }
-}
-
 /// Which faults a run has.
 enum Faults {
     /// Drawn for the engine.
@@ -268,7 +257,6 @@ struct Field {
     config: Config,
     checkpoint: Checkpoint,
     load: Arc<Load>,
-    exactness: Exactness,
     args: ChaosArgs,
     interrupted: CancellationToken,
 }
@@ -288,7 +276,7 @@ impl Field {
             let heard = Arc::clone(&heard);
             move |case: usize, answer: Heard| {
                 // Only what went well is a truth.
-                let verdict = verdict::judge(&answer, &answer, Exactness::Samples);
+                let verdict = verdict::judge(&answer, &answer);
                 heard.lock().unwrap_or_else(PoisonError::into_inner)[case] = Some(answer);
                 verdict
             }
@@ -316,14 +304,14 @@ impl Field {
         self.config.faults.extend(generate::correlated(self.load.of_text(), self.args.seed, one_in));
         let ended: Arc<Mutex<Vec<(usize, End)>>> = Arc::default();
         let judge = {
-            let (truth, ended, exactness) = (Arc::clone(&truth), Arc::clone(&ended), self.exactness);
+            let (truth, ended) = (Arc::clone(&truth), Arc::clone(&ended));
             move |case: usize, heard: Heard| match &heard.end {
                 end @ End::Ended(stage, times) if *times <= TRIES => {
                     let verdict = Verdict::Ended { stage: *stage, times: *times };
                     ended.lock().unwrap_or_else(PoisonError::into_inner).push((case, end.clone()));
                     verdict
                 }
-                _ => verdict::judge(&truth[case], &heard, exactness),
+                _ => verdict::judge(&truth[case], &heard),
             }
         };
         let drill = self.drill(Until::Requests(self.load.cases.len()), true, Some("guilty"));
@@ -354,8 +342,8 @@ impl Field {
         name: Option<&'static str>,
     ) -> anyhow::Result<Run> {
         let config = Config { drill: DrillConfig { enabled: true, ..self.config.drill }, ..self.config.clone() };
-        let (truth, exactness) = (Arc::clone(truth), self.exactness);
-        let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard, exactness);
+        let truth = Arc::clone(truth);
+        let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard);
         self.run(&config, self.drill(until, first_ends, name), judge, faults).await
     }
 

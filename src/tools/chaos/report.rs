@@ -5,7 +5,7 @@ use super::inject::Fault;
 use super::load::{Kind, Load};
 use super::outages::Outage;
 use super::resources::Use;
-use super::verdict::{Exactness, Verdict};
+use super::verdict::Verdict;
 use crate::bench::stats::Distribution;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -149,8 +149,6 @@ pub struct About {
     pub listeners: usize,
     /// Where stages ran.
     pub placement: String,
-    /// How exactly streams were compared.
-    pub compared: Exactness,
     /// Keys that the drill set, because the config did not.
     pub set: Vec<String>,
 }
@@ -243,7 +241,6 @@ impl Streams {
                 self.finished += 1;
                 &mut self.identical
             }
-            Verdict::Equal => &mut self.finished,
             Verdict::Ended { .. } => &mut self.ended,
             Verdict::Failed { .. } => &mut self.failed,
             Verdict::Refused { .. } => &mut self.refused,
@@ -352,14 +349,8 @@ mod tests {
     }
 
     fn report(streams: Vec<Stream>) -> Report {
-        let about = About {
-            target: "x".to_owned(),
-            seed: 1,
-            listeners: 2,
-            placement: "threads".to_owned(),
-            compared: Exactness::Samples,
-            set: Vec::new(),
-        };
+        let about =
+            About { target: "x".to_owned(), seed: 1, listeners: 2, placement: "threads".to_owned(), set: Vec::new() };
         let outage = Outage { stage: StageName::Talker, from: ms(400), to: Some(ms(430)) };
         let run = Run { begun: streams.len(), streams, outages: vec![outage], ..Run::default() };
         Report::new(about, &load(), &Run::default(), &run)
@@ -389,9 +380,9 @@ mod tests {
         let lost = Difference { at: 5, looks: Looks::Lost { samples: 7 } };
         let lost = Verdict::Wrong { samples: Some(lost), text_at: None, end: None };
         let failed = Verdict::Failed { error: "the talker stage failed".to_owned() };
-        let report = report(vec![stream(0, lost, &[]), stream(1, failed, &[]), stream(2, Verdict::Equal, &[])]);
+        let report = report(vec![stream(0, lost, &[]), stream(1, failed, &[]), stream(2, Verdict::Identical, &[])]);
         let s = &report.streams;
-        assert_eq!((s.finished, s.identical, s.recovered, s.lost, s.failed), (2, 0, 1, 1, 1));
+        assert_eq!((s.finished, s.identical, s.recovered, s.lost, s.failed), (2, 1, 1, 1, 1));
         assert_eq!(report.failure().unwrap(), "of 3 streams 1 lost something, 1 failed");
         let tables = report.tables();
         assert!(tables.contains("sample 5: 7 lost; \"text 0\"") && tables.contains("failed: the talker"), "{tables}");

@@ -33,24 +33,12 @@ pub struct Heard {
     pub end: End,
 }
 
-/// How exactly a stream must be the undisturbed one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Exactness {
-    /// Each sample, bit by bit.
-    Samples,
-    /// Text, number of samples, and how it ended.
-    Length,
-}
-
 /// How one stream compares with the undisturbed one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "verdict", rename_all = "lowercase")]
 pub enum Verdict {
     /// Not a bit differs.
     Identical,
-    /// Samples differ, and that is allowed: text, length and end do not.
-    Equal,
     /// Something was lost, repeated, reordered or changed.
     Wrong {
         /// In the samples.
@@ -89,7 +77,7 @@ pub enum Verdict {
 impl Verdict {
     /// Whether the stream was as it should be.
     pub fn is_good(&self) -> bool {
-        matches!(self, Verdict::Identical | Verdict::Equal | Verdict::Ended { .. })
+        matches!(self, Verdict::Identical | Verdict::Ended { .. })
     }
 }
 
@@ -97,7 +85,6 @@ impl std::fmt::Display for Verdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Verdict::Identical => f.write_str("identical"),
-            Verdict::Equal => f.write_str("other samples, same length"),
             Verdict::Ended { stage, times } => write!(f, "ended after it had brought the {stage} down {times} times"),
             Verdict::Failed { error } => write!(f, "failed: {error}"),
             Verdict::Refused { error } => write!(f, "refused: {error}"),
@@ -112,7 +99,7 @@ impl std::fmt::Display for Verdict {
 }
 
 /// Judges a stream by the undisturbed one.
-pub fn judge(truth: &Heard, heard: &Heard, exactness: Exactness) -> Verdict {
+pub fn judge(truth: &Heard, heard: &Heard) -> Verdict {
     match &heard.end {
         // Other faults may have come between its own.
         End::Ended(stage, times)
@@ -132,10 +119,8 @@ pub fn judge(truth: &Heard, heard: &Heard, exactness: Exactness) -> Verdict {
     let samples = compare(&truth.samples, &heard.samples);
     let text_at = differs(&truth.text, &heard.text);
     let end = (truth.end != heard.end).then(|| format!("ended with {:?} instead of {:?}", heard.end, truth.end));
-    let same_length = truth.samples.len() == heard.samples.len();
     match (samples, text_at, end) {
         (None, None, None) => Verdict::Identical,
-        (Some(_), None, None) if same_length && exactness == Exactness::Length => Verdict::Equal,
         (samples, text_at, end) => Verdict::Wrong { samples, text_at, end },
     }
 }
@@ -160,21 +145,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_is_identical_however_exactly_one_looks() {
+    fn what_is_the_same_is_identical() {
         let truth = heard(&[0.1, 0.2], "hello");
-        for exactness in [Exactness::Samples, Exactness::Length] {
-            assert_eq!(judge(&truth, &truth.clone(), exactness), Verdict::Identical);
-        }
+        assert_eq!(judge(&truth, &truth.clone()), Verdict::Identical);
     }
 
     #[test]
-    fn rounding_is_forgiven_only_where_lengths_are_compared() {
-        let (truth, other) = (heard(&[0.1, 0.2], ""), heard(&[0.1, 0.3], ""));
-        assert_eq!(judge(&truth, &other, Exactness::Length), Verdict::Equal);
-        let wrong = judge(&truth, &other, Exactness::Samples);
+    fn no_rounding_is_forgiven_and_no_sample_may_lack() {
+        let (truth, other) = (heard(&[0.1, 0.2], ""), heard(&[0.1, f32::from_bits(0.2f32.to_bits() + 1)], ""));
+        let wrong = judge(&truth, &other);
         assert!(!wrong.is_good());
         assert_eq!(wrong.to_string(), "sample 1: 1 changed");
-        let shorter = judge(&truth, &heard(&[0.1], ""), Exactness::Length);
+        let shorter = judge(&truth, &heard(&[0.1], ""));
         let difference = Difference { at: 1, looks: Looks::Lost { samples: 1 } };
         assert_eq!(shorter, Verdict::Wrong { samples: Some(difference), text_at: None, end: None });
     }
@@ -182,7 +164,7 @@ mod tests {
     #[test]
     fn a_text_that_differs_is_wrong_whatever_the_samples_are() {
         for (other, at) in [("hellp", 4), ("hell", 4), ("hello!", 5), ("", 0)] {
-            let verdict = judge(&heard(&[], "hello"), &heard(&[], other), Exactness::Length);
+            let verdict = judge(&heard(&[], "hello"), &heard(&[], other));
             assert_eq!(verdict, Verdict::Wrong { samples: None, text_at: Some(at), end: None });
         }
     }
@@ -191,7 +173,7 @@ mod tests {
     fn another_end_is_wrong_and_both_are_named() {
         let (truth, mut other) = (heard(&[0.1], ""), heard(&[0.1], ""));
         other.end = End::Finished(FinishReason::Length, Usage::default());
-        let verdict = judge(&truth, &other, Exactness::Samples);
+        let verdict = judge(&truth, &other);
         assert!(!verdict.is_good());
         let said = verdict.to_string();
         assert!(said.contains("Length") && said.contains("Stop"), "{said}");
@@ -201,7 +183,7 @@ mod tests {
     fn who_brings_a_stage_down_is_to_be_ended_in_time_and_nobody_else_is() {
         let ended = |stage, times| Heard { end: End::Ended(stage, times), ..heard(&[], "") };
         let truth = ended(StageName::Talker, 3);
-        let judge = |truth: &Heard, heard: &Heard| judge(truth, heard, Exactness::Samples).is_good();
+        let judge = |truth: &Heard, heard: &Heard| judge(truth, heard).is_good();
         assert!(judge(&truth, &truth));
         assert!(!judge(&truth, &ended(StageName::Talker, TRIES_IN_ALL + 1)), "a failure too many");
         assert!(!judge(&truth, &ended(StageName::Vocoder, 3)), "another stage");
@@ -213,7 +195,7 @@ mod tests {
     fn a_stream_without_its_end_is_not_excused_by_what_came_before() {
         let truth = heard(&[0.1], "a");
         for end in [End::Failed("x".into()), End::Refused("y".into()), End::Hung(Duration::from_secs(3))] {
-            assert!(!judge(&truth, &Heard { end, ..truth.clone() }, Exactness::Length).is_good());
+            assert!(!judge(&truth, &Heard { end, ..truth.clone() }).is_good());
         }
     }
 }

@@ -22,8 +22,8 @@ use super::super::model;
 use super::load::{Able, Load};
 use super::report::About;
 use super::settings::{self, Where};
-use super::verdict::{self, Exactness, Heard};
-use super::{ChaosArgs, ended_by_signals, exactness, write};
+use super::verdict::{self, Heard};
+use super::{ChaosArgs, ended_by_signals, write};
 use anyhow::Context;
 use drill::{Drill, Run, WHOLE};
 use hosts::{Hosts, Setup};
@@ -53,7 +53,6 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     let able = Able { family: checkpoint.family(), stages: &StageName::ALL[2..], hears: false, talks: false };
     let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
     let load = Arc::new(load);
-    let exactness = exactness(model::device(&config)?.kind);
     let field = Field { nodes, gateways: GATEWAYS, silence: config.cluster.silence };
     let ours = set.iter().map(|text| text.parse::<Override>().map_err(anyhow::Error::msg).context("a drill's own key"));
     let setup = Setup {
@@ -70,7 +69,6 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
         seed: args.seed,
         listeners,
         placement: "nodes".to_owned(),
-        compared: exactness,
         set: set.clone(),
     };
     eprintln!("{}: {listeners} listeners", about.target);
@@ -99,7 +97,7 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     let keep = {
         let truth = Arc::clone(&truth);
         move |case: usize, heard: Heard| {
-            let verdict = verdict::judge(&heard, &heard, Exactness::Samples);
+            let verdict = verdict::judge(&heard, &heard);
             truth.lock().unwrap_or_else(PoisonError::into_inner)[case] = Some(heard);
             verdict
         }
@@ -111,7 +109,7 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     eprintln!("undisturbed: {} requests in {:.1} s", undisturbed.begun, undisturbed.took.as_secs_f64());
 
     let strikes = plan::plan(field, args.seed, args.every.unwrap_or(REST), args.duration);
-    let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard, exactness);
+    let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard);
     let disturbed = drill::run(&mut hosts, &load, drill(None, strikes), judge, &interrupted).await?;
     let report = Report::new(about, &load, &undisturbed, &disturbed);
     println!(
