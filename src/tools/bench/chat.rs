@@ -132,7 +132,9 @@ impl Reading {
         if let Some(asked) = asked.tokens.filter(|asked| *asked != tokens) {
             return Err(format!("{tokens} tokens instead of {asked}"));
         }
-        let text = self.first.map(|first| Text { first, last: self.last, tokens });
+        // Those of a model with random weights are rarely text: then the time of the first is not known.
+        let first = self.first.or((tokens > 0 && !speaks).then_some(self.last));
+        let text = first.map(|first| Text { first, last: self.last, tokens });
         let player = self.player;
         if speaks {
             let ttfa = player.time_to_first().ok_or("no audio in the answer")?;
@@ -179,6 +181,10 @@ mod tests {
         assert_eq!(answer.text, Some(Text { first: ms(20), last: ms(40), tokens: 5 }));
         let wrong = read(&events, Length { tokens: Some(6), frames: None }, false);
         assert_eq!(wrong, Err("5 tokens instead of 6".to_owned()));
+        let [_, _, _, end, usage] = events;
+        let without_text = read(&[end.clone(), usage], Length::default(), false).unwrap();
+        assert_eq!(without_text.text, Some(Text { first: ms(10), last: ms(10), tokens: 5 }));
+        assert_eq!(read(&[end], Length::default(), false), Err("no text in the answer".to_owned()));
     }
 
     #[test]
