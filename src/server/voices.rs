@@ -2,7 +2,7 @@
 
 use super::aliases::Aliases;
 use super::api::service::{ListQuery, Named};
-use super::api::values::Embedding;
+use super::api::voice_values::Embedding;
 use super::api::voices::{Choices, ModelQuery, PageQuery, Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
 use super::auth::Caller;

@@ -36,6 +36,7 @@ pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod speech;
 pub(crate) mod values;
+pub(crate) mod voice_values;
 pub(crate) mod voices;
 pub(crate) mod wording;
 

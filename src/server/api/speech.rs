@@ -2,10 +2,10 @@
 
 use super::fields::{FieldError, Fields};
 use super::values::{
-    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Granularities, Loudness, Penalty, Probability,
-    RefAudio, RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
-    VoiceName, Whole,
+    Count, Deadline, Encoding, FirstFrames, FormatName, Granularities, Loudness, Penalty, Probability,
+    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP, Whole,
 };
+use super::voice_values::{Embedding, RefAudio, VoiceName};
 use super::wording::Wording;
 use omni_audio::AudioWriter;
 use omni_engine::{FinishReason, SamplingOverrides, Usage, WordTime};

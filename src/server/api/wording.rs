@@ -4,10 +4,9 @@ use super::fields::{kind, wrong_type};
 use super::values::{Text, schema, short};
 use omni_core::text::MAX_SPOKEN;
 use omni_engine::{Markup, Pronunciations};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error};
 use serde_json::Value;
-use std::borrow::Cow;
 use std::sync::Arc;
 
 /// What the text means.
