@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod node;
+#[path = "../support/hosts.rs"]
 mod support;
 
 use omni_actors::core::ids::StageName;

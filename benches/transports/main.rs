@@ -14,6 +14,7 @@
 
 mod pipes;
 mod placements;
+#[path = "../support/hosts.rs"]
 mod support;
 
 use bytes::Bytes;

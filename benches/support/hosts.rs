@@ -1,4 +1,4 @@
-//! What the tests have.
+//! What the tests have for nodes.
 
 #[path = "../../tests/support/engine.rs"]
 pub mod engine;
