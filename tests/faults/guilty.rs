@@ -1,13 +1,13 @@
 //! A request that brings its stage down each time is found, set apart and ended; no other request is, and no stage is
 //! given up because of it.
 
-use crate::support::engine::{Answer, chat, collect, engine, frames, idle, root, say, speech, tiny};
-use crate::support::wait::{self, PATIENCE};
+use crate::support::engine::{Answer, becomes, chat, collect, engine, frames, idle, root, say, speech, tiny};
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{Config, Placement, VoicesDirectory};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{
-    Engine, EngineHealth, NewVoice, Output, Recording, RequestError, Service, SpeechRequest, StageState, SubmitError,
-    TenantId, VoiceChoice, VoiceError, VoiceSource,
+    Engine, NewVoice, Output, Recording, RequestError, Service, SpeechRequest, StageState, SubmitError, TenantId,
+    VoiceChoice, VoiceError, VoiceSource,
 };
 use omni_actors::fault::{Beside, FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::checkpoint::Checkpoint;
@@ -50,15 +50,6 @@ fn guilty(answer: &Answer, of: StageName, case: &str) -> u32 {
     }
 }
 
-/// Waits until the engine's health is so.
-async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> bool) {
-    wait::seen(|| {
-        let health = engine.health();
-        if is_so(&health) { Ok(()) } else { Err(format!("{case}: {health:?}")) }
-    })
-    .await;
-}
-
 async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule) {
     let stage = rule.stage.unwrap();
     let case = format!("{placement:?} {stage} {:?} {:?}", rule.point, rule.kind);
@@ -74,7 +65,7 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
     assert_eq!(guilty(&first, stage, &case), 3, "{case}: the first failure, and two more");
     assert_eq!(second, Answer { chunks: second.chunks.clone(), ..truth[0].clone() }, "{case}: the other stream");
     // The stream ends before the stage's status says why.
-    until(&engine, &case, |health| health.ready && health[stage].restarts >= 3).await;
+    becomes(&engine, &case, |health| health.ready && health[stage].restarts >= 3).await;
     let health = &engine.health()[stage];
     assert_eq!((health.state, health.restarts), (StageState::Running, 3), "{case}: {health:?}");
     assert!(heard(&engine, asked(3), &case).await.samples == truth[1].samples, "{case}: the one after");
@@ -132,7 +123,7 @@ async fn the_same_request_sent_again_and_again_never_has_its_stage_given_up() {
         // It is known by then, runs alone from its first step and has one try less.
         assert_eq!(guilty(&again, StageName::Talker, "again"), 3, "round {round}");
     }
-    until(&engine, "again", |health| health.ready).await;
+    becomes(&engine, "again", |health| health.ready).await;
     idle(&engine).await;
 }
 
@@ -161,7 +152,7 @@ async fn one_request_in_so_many_brings_its_stage_down_and_all_others_are_heard()
     }
     assert!(ended >= 3 && heard_well >= 20, "{ended} ended, {heard_well} heard");
     assert!(chosen(&engine) > 5, "more restarts than supervision.max_restarts, and the stage is there");
-    until(&engine, "one in four", |health| health.ready).await;
+    becomes(&engine, "one in four", |health| health.ready).await;
     idle(&engine).await;
 }
 
@@ -184,10 +175,10 @@ async fn clients_that_leave_after_each_crash_do_not_have_the_stage_given_up() {
     for round in 1..=8 {
         let stream = engine.speak(asked(1)).await.unwrap();
         let case = format!("round {round}");
-        until(&engine, &case, |health| health[StageName::Talker].restarts >= round).await;
+        becomes(&engine, &case, |health| health[StageName::Talker].restarts >= round).await;
         drop(stream);
     }
-    until(&engine, "clients that leave", |health| health.ready).await;
+    becomes(&engine, "clients that leave", |health| health.ready).await;
     idle(&engine).await;
 }
 

@@ -1,8 +1,8 @@
 //! Stages with several replicas: the sequences of one that goes down go on in the others at once, to the same samples.
 
-use crate::support::engine::{Answer, collect, engine, frames, idle, say, speech, tiny};
+use crate::support::engine::{Answer, becomes, collect, engine, frames, idle, say, speech, tiny};
 use crate::support::process::Watched;
-use crate::support::wait::{self, PATIENCE};
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{Config, Placement, Replicas, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, RequestError, Service, SpeechRequest, StageHealth, StageState};
@@ -63,14 +63,6 @@ fn states(engine: &Engine, stage: StageName) -> Vec<StageState> {
     states
 }
 
-async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> bool) {
-    wait::seen(|| {
-        let health = engine.health();
-        if is_so(&health) { Ok(()) } else { Err(format!("{case}: {health:?}")) }
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_say_what_one_stage_says_over_every_transport() {
     let truth = truth().await;
@@ -95,7 +87,7 @@ async fn sequences_are_spread_evenly_over_the_replicas() {
     for seed in 0..4 {
         streams.push(engine.speak(frames(400, seed)).await.unwrap());
     }
-    until(&engine, "spread", |health| {
+    becomes(&engine, "spread", |health| {
         replicas(health, StageName::Vocoder).iter().all(|replica| replica.sequences == 2)
             && replicas(health, StageName::Talker).iter().all(|replica| replica.sequences == 2)
     })
@@ -120,7 +112,7 @@ async fn streams_of_a_replica_that_dies_go_on_in_the_other_while_it_is_down() {
             let rule = FaultRule::new(stage, point, kind).nth(nth).times(1);
             let engine = doubled(|config| config.faults = vec![rule]).await;
             same(&together(&engine, &case).await, &truth, &case);
-            until(&engine, &case, |health| {
+            becomes(&engine, &case, |health| {
                 replicas(health, stage).iter().any(|replica| replica.state == StageState::Restarting)
             })
             .await;
@@ -169,7 +161,7 @@ async fn a_replica_that_is_given_up_leaves_the_others_and_the_last_one_takes_the
     })
     .await;
     same(&together(&engine, "one of two").await, &truth, "one of two");
-    until(&engine, "one of two", |health| {
+    becomes(&engine, "one of two", |health| {
         replicas(health, StageName::Talker).iter().any(|replica| replica.state == StageState::Failed)
     })
     .await;
@@ -201,7 +193,7 @@ async fn a_request_that_brings_each_replica_down_is_ended_and_no_replica_is_give
     same(&others, &truth, "beside a guilty one");
     let Some(Err(RequestError::BroughtDown { stage, times, .. })) = guilty.end else { panic!("{:?}", guilty.end) };
     assert_eq!((stage, times), (StageName::Talker, 3));
-    until(&engine, "guilty", |health| {
+    becomes(&engine, "guilty", |health| {
         replicas(health, StageName::Talker).iter().all(|one| one.state == StageState::Running)
     })
     .await;

@@ -1,7 +1,7 @@
 //! Nodes that are taken out of service, and gateways and nodes that are restarted one after the other, under load.
 
-use super::nodes::{alone, begun, both_run, goes_on, omni, running, serving, until};
-use crate::support::engine::{collect, frames, idle, say};
+use super::nodes::{alone, begun, both_run, goes_on, omni, running, serving};
+use crate::support::engine::{becomes, collect, frames, idle, say};
 use crate::support::http::{Ask, Reply};
 use crate::support::nodes::{Cluster, Node, free_address, lines};
 use crate::support::omni::{Omni, Serving, omni as command};
@@ -41,10 +41,10 @@ async fn streams_of_a_node_that_is_drained_go_on_in_another_until_it_is_put_back
     let truth = alone(&cluster, frames(40, 5)).await;
     let _first = cluster.node("first", "");
     let gateway = patient(&cluster).await;
-    until(&gateway, "the first runs both", |health| both_run(health, "first")).await;
+    becomes(&gateway, "the first runs both", |health| both_run(health, "first")).await;
     let streams = [begun(&gateway).await, begun(&gateway).await];
     let _second = cluster.node("second", "");
-    until(&gateway, "the second joins", |health| both_run(health, "second")).await;
+    becomes(&gateway, "the second joins", |health| both_run(health, "second")).await;
     drain(&gateway, "first").await.unwrap();
     // It is out of service as soon as that is answered, and still there.
     let health = gateway.health();
@@ -58,14 +58,14 @@ async fn streams_of_a_node_that_is_drained_go_on_in_another_until_it_is_put_back
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("a request hangs");
         goes_on(&rest, heard, &truth, "drained");
     }
-    until(&gateway, "the reason is listed", |health| {
+    becomes(&gateway, "the reason is listed", |health| {
         let told = reasons(health, "first");
         told.len() == 2 && told.iter().all(|reason| reason.contains("the node is drained"))
     })
     .await;
     assert!(say(&gateway, frames(40, 5)).await.samples == truth.samples);
     gateway.drain_node("first".to_owned(), false, true).await.unwrap();
-    until(&gateway, "it is back", |health| both_run(health, "first") && both_run(health, "second")).await;
+    becomes(&gateway, "it is back", |health| both_run(health, "first") && both_run(health, "second")).await;
     for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
         assert!(answer.samples == truth.samples && answer.end == truth.end);
     }
@@ -83,7 +83,7 @@ async fn the_last_node_of_a_stage_stays_unless_it_is_forced() {
     let truth = alone(&cluster, frames(40, 5)).await;
     let _first = cluster.node("first", "");
     let gateway = patient(&cluster).await;
-    until(&gateway, "it runs both", |health| both_run(health, "first")).await;
+    becomes(&gateway, "it runs both", |health| both_run(health, "first")).await;
     let (stream, heard) = begun(&gateway).await;
     let refused = drain(&gateway, "first").await.unwrap_err().to_string();
     assert!(refused.contains("has no other node for the talker: start one first"), "{refused}");
@@ -91,7 +91,7 @@ async fn the_last_node_of_a_stage_stays_unless_it_is_forced() {
     assert_eq!(unknown.to_string(), "no node \"frist\" has joined this gateway, which has first");
     assert!(both_run(&gateway.health(), "first"));
     gateway.drain_node("first".to_owned(), true, false).await.unwrap();
-    until(&gateway, "none is left", |health| !health.ready).await;
+    becomes(&gateway, "none is left", |health| !health.ready).await;
     let _second = cluster.node("second", "");
     let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the request hangs");
     goes_on(&rest, heard, &truth, "forced");
@@ -103,7 +103,7 @@ async fn of_two_nodes_that_are_drained_at_the_same_time_one_stays() {
     let cluster = Cluster::of(&omni());
     let _nodes = [cluster.node("one", ""), cluster.node("two", "")];
     let gateway = cluster.gateway(|_| {}).await;
-    until(&gateway, "both run both", |health| both_run(health, "one") && both_run(health, "two")).await;
+    becomes(&gateway, "both run both", |health| both_run(health, "one") && both_run(health, "two")).await;
     let (one, two) = tokio::join!(drain(&gateway, "one"), drain(&gateway, "two"));
     assert!(one.is_ok() != two.is_ok(), "{one:?} {two:?}");
     assert!(say(&gateway, frames(4, 1)).await.end.unwrap().is_ok());
@@ -115,10 +115,11 @@ async fn nodes_of_one_name_leave_together() {
     let _rack = [cluster.node("rack", ""), cluster.node("rack", "")];
     let gateway = cluster.gateway(|_| {}).await;
     let all = |health: &EngineHealth, count| running(health, StageName::Vocoder, "rack") == count;
-    until(&gateway, "both run both", |health| all(health, 2) && running(health, StageName::Talker, "rack") == 2).await;
+    becomes(&gateway, "both run both", |health| all(health, 2) && running(health, StageName::Talker, "rack") == 2)
+        .await;
     assert!(matches!(drain(&gateway, "rack").await, Err(DrainError::Refused(_))));
     let _other = cluster.node("other", "");
-    until(&gateway, "another one joins", |health| both_run(health, "other")).await;
+    becomes(&gateway, "another one joins", |health| both_run(health, "other")).await;
     drain(&gateway, "rack").await.unwrap();
     assert!(all(&gateway.health(), 0));
     assert!(say(&gateway, frames(4, 1)).await.end.unwrap().is_ok());
@@ -137,8 +138,8 @@ async fn a_node_stays_where_another_gateway_has_no_other() {
         config.cluster.name = Some("the-other".to_owned());
     });
     let other = other.await;
-    until(&gateway, "both run both", |health| both_run(health, "shared") && both_run(health, "own")).await;
-    until(&other, "it has one", |health| both_run(health, "shared")).await;
+    becomes(&gateway, "both run both", |health| both_run(health, "shared") && both_run(health, "own")).await;
+    becomes(&other, "it has one", |health| both_run(health, "shared")).await;
     let refused = drain(&gateway, "shared").await.unwrap_err().to_string();
     assert!(refused.contains("the gateway on the-other has no other node for the talker"), "{refused}");
     assert!(both_run(&other.health(), "shared") && both_run(&gateway.health(), "shared"));
@@ -151,10 +152,10 @@ async fn streams_of_a_node_that_is_asked_to_end_go_on_in_another_with_the_same_s
     let truth = alone(&cluster, frames(40, 5)).await;
     let mut first = cluster.node("first", "");
     let gateway = patient(&cluster).await;
-    until(&gateway, "the first runs both", |health| both_run(health, "first")).await;
+    becomes(&gateway, "the first runs both", |health| both_run(health, "first")).await;
     let streams = [begun(&gateway).await, begun(&gateway).await];
     let _second = cluster.node("second", "");
-    until(&gateway, "the second joins", |health| both_run(health, "second")).await;
+    becomes(&gateway, "the second joins", |health| both_run(health, "second")).await;
     first.terminate();
     for (stream, heard) in streams {
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("a request hangs");

@@ -1,11 +1,11 @@
 //! Stages on nodes of a cluster: processes joined over loopback, with TLS both ways.
 
-use crate::support::engine::{Answer, collect, engine, frames, idle, root, say, speech};
+use crate::support::engine::{Answer, becomes, collect, engine, frames, idle, root, say, speech};
 use crate::support::http::Ask;
 use crate::support::nodes::{Authority, Cluster, Cut, Node, free_address, lines};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
-use crate::support::wait::{self, PATIENCE};
+use crate::support::wait::PATIENCE;
 use omni_actors::config::{ClusterTls, Config};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, ResponseStream, Service, SpeechRequest, StageState};
@@ -56,14 +56,6 @@ pub(super) fn goes_on(rest: &Answer, heard: usize, truth: &Answer, case: &str) {
     );
 }
 
-pub(super) async fn until(engine: &Engine, what: &str, is_so: impl Fn(&EngineHealth) -> bool) {
-    wait::seen(|| {
-        let health = engine.health();
-        if is_so(&health) { Ok(()) } else { Err(format!("{what}: {health:?}")) }
-    })
-    .await;
-}
-
 /// How many replicas of a stage run, on nodes of this name.
 pub(super) fn running(health: &EngineHealth, stage: StageName, node: &str) -> usize {
     let its = |replica: &&omni_actors::engine::StageHealth| {
@@ -98,7 +90,7 @@ async fn answers_through_nodes_are_those_of_one_process() {
         let cluster = Cluster::of(&checkpoint);
         let _nodes = [cluster.node("one", ""), cluster.node("two", "")];
         let gateway = cluster.gateway(|_| {}).await;
-        until(&gateway, "both nodes run both stages", |health| both_run(health, "one") && both_run(health, "two"))
+        becomes(&gateway, "both nodes run both stages", |health| both_run(health, "one") && both_run(health, "two"))
             .await;
         let six = futures::future::join_all((0..6).map(|number| say(&gateway, asked(number))));
         let answers = tokio::time::timeout(PATIENCE, six).await.expect("a request hangs");
@@ -117,14 +109,14 @@ async fn streams_of_a_node_that_is_killed_go_on_in_another_with_the_same_samples
     let truth = alone(&cluster, frames(40, 5)).await;
     let first = cluster.node("first", "");
     let gateway = cluster.gateway(|config| config.stages[StageName::Vocoder as usize].window = 1).await;
-    until(&gateway, "the first runs both", |health| both_run(health, "first")).await;
+    becomes(&gateway, "the first runs both", |health| both_run(health, "first")).await;
     let mut streams = Vec::new();
     for _ in 0..3 {
         streams.push(begun(&gateway).await);
     }
     // A node that joins later.
     let _second = cluster.node("second", "");
-    until(&gateway, "the second joins", |health| both_run(health, "second")).await;
+    becomes(&gateway, "the second joins", |health| both_run(health, "second")).await;
     first.kill();
     for (stream, heard) in streams {
         let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("a request hangs");
@@ -152,7 +144,7 @@ async fn a_node_that_stops_for_a_while_is_gone_and_comes_back_as_another() {
     goes_on(&rest, heard, &truth, "stopped");
     // It goes on with the sequences that it had, for which nobody listens any more.
     first.go_on();
-    until(&gateway, "the first is back", |health| both_run(health, "first") && both_run(health, "second")).await;
+    becomes(&gateway, "the first is back", |health| both_run(health, "first") && both_run(health, "second")).await;
     for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
         assert!(answer.samples == truth.samples && answer.end == truth.end);
     }
@@ -179,7 +171,7 @@ async fn streams_of_a_node_that_is_cut_off_go_on_and_what_comes_of_it_later_is_d
         goes_on(&rest, heard, &truth, &case);
         // What the node still sends of its sequences arrives now.
         cut.passes(true, true);
-        until(&gateway, &case, |health| both_run(health, "far") && both_run(health, "near")).await;
+        becomes(&gateway, &case, |health| both_run(health, "far") && both_run(health, "near")).await;
         for answer in [say(&gateway, frames(40, 5)).await, say(&gateway, frames(40, 5)).await] {
             assert!(answer.samples == truth.samples && answer.end == truth.end, "{case}");
         }
@@ -215,7 +207,7 @@ async fn requests_wait_for_a_node_where_none_is_left() {
     let first = cluster.node("first", "");
     let gateway = cluster.gateway(|_| {}).await;
     first.kill();
-    until(&gateway, "it is gone", |health| health.nodes.is_empty() && !health.ready).await;
+    becomes(&gateway, "it is gone", |health| health.nodes.is_empty() && !health.ready).await;
     let waiting = gateway.speak(frames(20, 5)).await.unwrap();
     let _second = cluster.node("second", "");
     let answer = tokio::time::timeout(PATIENCE, collect(waiting)).await.expect("the request hangs");
@@ -233,7 +225,7 @@ async fn a_node_that_sees_no_gateway_joins_anew_until_there_is_one() {
     let session = |line: &str| line.split("session=").nth(1).and_then(|rest| rest.split(' ').next()).map(str::to_owned);
     assert!(session(&first).is_some() && session(&first) != session(&second), "{first}\n{second}");
     let gateway = cluster.gateway(|_| {}).await;
-    until(&gateway, "it is used", |health| both_run(health, "node")).await;
+    becomes(&gateway, "it is used", |health| both_run(health, "node")).await;
     assert!(say(&gateway, frames(4, 1)).await.end.unwrap().is_ok());
 }
 
@@ -250,14 +242,14 @@ async fn new_sequences_go_to_a_node_that_joins_later() {
     let gateway = gateway.await;
     let mut streams = vec![gateway.speak(frames(400, 1)).await.unwrap(), gateway.speak(frames(400, 2)).await.unwrap()];
     let _second = cluster.node("second", "");
-    until(&gateway, "the second joins", |health| both_run(health, "second")).await;
+    becomes(&gateway, "the second joins", |health| both_run(health, "second")).await;
     streams.push(gateway.speak(frames(400, 3)).await.unwrap());
     streams.push(gateway.speak(frames(400, 4)).await.unwrap());
     let has = |health: &EngineHealth, node: &str| {
         let its = health.stages.iter().filter(|replica| replica.node.as_deref() == Some(node));
         its.map(|replica| replica.sequences).collect::<Vec<_>>()
     };
-    until(&gateway, "two each", |health| has(health, "first") == [2, 2] && has(health, "second") == [2, 2]).await;
+    becomes(&gateway, "two each", |health| has(health, "first") == [2, 2] && has(health, "second") == [2, 2]).await;
     drop(streams);
     idle(&gateway).await;
 }
@@ -269,7 +261,7 @@ async fn a_node_with_another_checkpoint_is_listed_with_the_reason_and_not_used()
         cluster.node_of(&root().join("assets/voice/checkpoint"), "other", &cluster.authority.certify("other"), "");
     let _good = cluster.node("good", "");
     let gateway = cluster.gateway(|_| {}).await;
-    until(&gateway, "both have joined", |health| health.nodes.len() == 2).await;
+    becomes(&gateway, "both have joined", |health| health.nodes.len() == 2).await;
     assert!(say(&gateway, frames(4, 1)).await.end.unwrap().is_ok());
     let health = gateway.health();
     let listed = health.nodes.iter().find(|node| node.name == "other").unwrap();
@@ -296,7 +288,7 @@ async fn nobody_joins_without_a_certificate_of_the_authority() {
     }
     // What they would have, had they been let in, is there by the time at which another one is.
     let _late = cluster.node("late", "");
-    until(&gateway, "the late one joins", |health| both_run(health, "late")).await;
+    becomes(&gateway, "the late one joins", |health| both_run(health, "late")).await;
     let mut names: Vec<_> = gateway.health().nodes.into_iter().map(|node| node.name).collect();
     names.sort();
     assert_eq!(names, ["good", "late"]);
@@ -309,18 +301,18 @@ async fn a_node_has_one_share_for_each_gateway_that_it_is_set_up_for() {
     let lines = format!("{}\ngateways = 1", lines(&cluster.authority.certify("node")));
     let _node = Node::start(&[cluster.address, elsewhere], &cluster.checkpoint, "node", &lines);
     let gateway = cluster.gateway(|_| {}).await;
-    until(&gateway, "it has the node", |health| both_run(health, "node")).await;
+    becomes(&gateway, "it has the node", |health| both_run(health, "node")).await;
     let checkpoint = Checkpoint::open(&cluster.checkpoint).unwrap();
     let mut config = Config::default();
     cluster.leads(&mut config);
     config.cluster.listen = Some(elsewhere);
     let late = Engine::launch(&checkpoint, &config).await.unwrap();
-    until(&late, "it is refused with the reason", |health| {
+    becomes(&late, "it is refused with the reason", |health| {
         let reasons = health.nodes.iter().flat_map(|node| &node.stages).filter_map(|stage| stage.reason.as_deref());
         reasons.filter(|reason| reason.contains("no share is left")).count() == 2
     })
     .await;
     drop(gateway);
-    until(&late, "it has the share that is free", |health| both_run(health, "node")).await;
+    becomes(&late, "it has the share that is free", |health| both_run(health, "node")).await;
     assert!(say(&late, frames(4, 1)).await.end.unwrap().is_ok());
 }

@@ -1,11 +1,12 @@
 //! Stages in processes of their own: the same samples, clear errors when a process dies, and none that outlives its server.
 //! `OMNI_TEST_PLACEMENT=process` runs every other test of the whole pipeline so.
 
+use crate::signals::until;
 use crate::support::engine::{chat, collect, engine, frames, idle, root, say, speech, tiny, voice};
 use crate::support::http::{Ask, stage_of};
 use crate::support::omni::{Serving, omni};
 use crate::support::process::Watched;
-use crate::support::wait::{self, PATIENCE};
+use crate::support::wait::PATIENCE;
 use candle_core::Device;
 use omni_actors::config::{Config, Placement};
 use omni_actors::core::ids::StageName;
@@ -262,14 +263,6 @@ fn health(serving: &Serving) -> Value {
     Ask::new("GET", "/health", &[], "").send(&serving.url).json()
 }
 
-/// Asks until it is so.
-fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
-    wait::answer(|| {
-        let health = health(serving);
-        if is_so(&health) { Ok(health) } else { Err(health) }
-    })
-}
-
 fn processes(health: &Value) -> Vec<Watched> {
     let pids: Vec<u32> =
         health["stages"].as_array().unwrap().iter().map(|stage| stage["pid"].as_u64().unwrap() as u32).collect();
@@ -397,7 +390,7 @@ fn the_kernel_ends_a_stage_process_before_its_server() {
     let serving = omni(["run", "--listen", "127.0.0.1:0", "--set", "model.checkpoint=tests/fixtures/qwen3_omni"])
         .more(&placement)
         .serve();
-    let health = crate::signals::until(&serving, |health| health["ready"] == true);
+    let health = until(&serving, |health| health["ready"] == true);
     let adjusted = |pid: u64| -> i64 {
         std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim().parse().unwrap()
     };

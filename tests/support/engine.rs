@@ -5,8 +5,9 @@ use crate::support::wait;
 use omni_actors::config::{Config, DeviceKind, Placement, Precision, Replicas};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
-    ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, RequestOptions,
-    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, WordTime, process,
+    ChatMessage, Engine, EngineHealth, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError,
+    RequestOptions, ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage,
+    WordTime, process,
 };
 use omni_actors::model::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
@@ -151,6 +152,15 @@ pub async fn collect(mut stream: ResponseStream) -> Answer {
 
 pub async fn say(engine: &Engine, request: SpeechRequest) -> Answer {
     collect(engine.speak(request).await.unwrap()).await
+}
+
+/// Waits until the engine's health is so.
+pub async fn becomes(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> bool) {
+    wait::seen(|| {
+        let health = engine.health();
+        if is_so(&health) { Ok(()) } else { Err(format!("{case}: {health:?}")) }
+    })
+    .await;
 }
 
 /// Waits until nothing of any request is left.

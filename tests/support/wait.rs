@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Far beyond what anything takes that is waited for, on the slowest machine too: a test that waits longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two questions: less than a decode step of the checkpoints in the fixtures takes from end to end.
+/// Between two questions: short beside a request, long beside a question.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Asks until it is answered. Panics with the last refusal where that takes longer than [`PATIENCE`].
@@ -32,7 +32,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// [`answer`] in a task, for a question that waits itself. Panics with the place of the call.
 #[track_caller]
-pub fn answered<T, E: Debug>(mut ask: impl AsyncFnMut() -> Result<T, E>) -> impl Future<Output = T> {
+pub fn answered<T, E: Debug, F: Future<Output = Result<T, E>>>(mut ask: impl FnMut() -> F) -> impl Future<Output = T> {
     let place = Location::caller();
     async move {
         let begun = Instant::now();
@@ -49,17 +49,7 @@ pub fn answered<T, E: Debug>(mut ask: impl AsyncFnMut() -> Result<T, E>) -> impl
 /// [`answer`] in a task. Panics with the place of the call.
 #[track_caller]
 pub fn seen<T, E: Debug>(mut ask: impl FnMut() -> Result<T, E>) -> impl Future<Output = T> {
-    let place = Location::caller();
-    async move {
-        let begun = Instant::now();
-        loop {
-            match ask() {
-                Ok(answer) => return answer,
-                Err(refusal) => assert!(begun.elapsed() < PATIENCE, "waited in vain at {place}: {refusal:?}"),
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
+    answered(move || std::future::ready(ask()))
 }
 
 /// [`until`] in a task.
