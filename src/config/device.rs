@@ -44,8 +44,8 @@ pub struct DeviceConfig {
     pub vocoder_dtype: VocoderDtype,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
-    /// Whether the code predictor of few sequences may stay on a GPU, its blocks waiting for each other.
-    pub persistent_predictor: bool,
+    /// Whether kernels of few sequences may stay on a GPU, their blocks waiting for each other.
+    pub persistent_kernels: bool,
 }
 
 impl DeviceKind {

@@ -336,9 +336,9 @@ fn device(r: &mut Reader) -> DeviceConfig {
         r.complain("device.vocoder_dtype", "must be \"auto\" where device.dtype is \"f32\"");
     }
     let kv_memory = size(r, "device.kv_memory", 16 << 20, "16MiB");
-    let persistent_predictor = r.switch("device.persistent_predictor", true);
+    let persistent_kernels = r.switch("device.persistent_kernels", true);
     let vocoder_dtype = vocoder.unwrap_or_default();
-    DeviceConfig { kind, index, dtype, vocoder_dtype, kv_memory, persistent_predictor }
+    DeviceConfig { kind, index, dtype, vocoder_dtype, kv_memory, persistent_kernels }
 }
 
 /// A number of bytes of at least `least`, which `shown` writes; `None` is `"auto"`.

@@ -195,9 +195,9 @@ impl Stack {
         self.frequencies.address()
     }
 
-    /// The weights of all layers; `None` where a layer has experts, a product a bias, or positions three axes.
+    /// The weights of all layers; `None` where a layer has experts, or a product a bias.
     pub(crate) fn dense_layers(&self) -> Option<Vec<DenseLayer<'_>>> {
-        if self.axis_of.is_some() { None } else { self.layers.iter().map(Layer::dense).collect() }
+        self.layers.iter().map(Layer::dense).collect()
     }
 
     /// Bytes that one page takes over all layers, keys and values together.

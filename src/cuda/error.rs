@@ -39,8 +39,8 @@ pub enum CudaError {
     },
     /// Blocks that wait for each other did not find each other in time.
     #[error(
-        "the persistent predictor waited in vain for {} ms: something else holds a part of the GPU; its stage starts \
-         again without it, and device.persistent_predictor = false keeps it off",
+        "a persistent kernel waited in vain for {} ms: something else holds a part of the GPU; its stage starts \
+         again without it, and device.persistent_kernels = false keeps it off",
         limit.as_millis()
     )]
     Stalled {

@@ -58,6 +58,11 @@ impl Linear {
         Ok(Linear { weight, bias, outputs, inputs })
     }
 
+    /// Numbers that a row of the inputs has.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
     /// Rows of the weight.
     pub fn outputs(&self) -> usize {
         self.outputs

@@ -18,7 +18,7 @@ pub struct DeviceChoice {
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
     /// Whether the code predictor of few sequences may stay on a GPU.
-    pub persistent_predictor: bool,
+    pub persistent_kernels: bool,
     /// The device in words, and why it was chosen.
     pub why: String,
 }
@@ -66,7 +66,7 @@ impl DeviceChoice {
             dtype: config.dtype.unwrap_or(kind.precision()),
             vocoder_dtype: config.vocoder_dtype,
             kv_memory: config.kv_memory,
-            persistent_predictor: config.persistent_predictor,
+            persistent_kernels: config.persistent_kernels,
             why,
         })
     }
@@ -123,7 +123,7 @@ mod tests {
         dtype: None,
         vocoder_dtype: VocoderDtype::F16,
         kv_memory: None,
-        persistent_predictor: true,
+        persistent_kernels: true,
     };
 
     fn here(_: usize) -> Result<String, String> {

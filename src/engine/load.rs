@@ -143,7 +143,7 @@ impl Loading {
                     text_embeddings: slots * 256
                         + if self.checkpoint.stages().contains(&StageName::Encoder) { MEDIA_ROWS } else { 0 },
                     async_h2d: self.config.transfer.async_h2d,
-                    persistent: self.device.persistent_predictor.then_some(TalkerOptions::PERSISTENT),
+                    persistent: self.device.persistent_kernels.then_some(TalkerOptions::PERSISTENT),
                 };
                 Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options).with_recorder(self.recorder.clone())))
             }

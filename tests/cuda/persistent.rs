@@ -1,4 +1,4 @@
-//! The predictor that stays on the GPU, against the graph of kernels that it takes the place of.
+//! The layers and the predictor that stay on the GPU, against the graph of kernels that they take the place of.
 
 use crate::gpu;
 use crate::talker::{Speech, options, requests_for_named, sizeable, speak};
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Bytes that are copied again and again beside the talker: more than caches hold.
 const COPIED: usize = 256 << 20;
 
-/// Held by tests that want the persistent predictor: a GPU has one in a process.
+/// Held by tests that want persistent kernels: a GPU has one talker with them in a process.
 pub fn only_persistent() -> MutexGuard<'static, ()> {
     static ONLY: Mutex<()> = Mutex::new(());
     ONLY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,14 +62,14 @@ fn beside_copies<T>(gpu: &Gpu, speak: impl FnOnce() -> T) -> T {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn its_codes_are_those_of_the_graph_whatever_runs_beside_it() {
+fn their_codes_are_those_of_the_graph_whatever_runs_beside_them() {
     let gpu = gpu();
     let _only = only_persistent();
     let net = net(&gpu);
     let requests = requests_for_named(&sizeable(), 32);
     let of_graph: Vec<Speech> = speak(&mut talker(&net, None), &requests, 16, 1000, 1);
     let mut talker = talker(&net, Some(TalkerOptions::PERSISTENT));
-    assert_eq!(talker.predictor_persists(), served(&gpu));
+    assert_eq!(talker.persists(), [served(&gpu); 2]);
     for together in [16, 13, 8, 5, 4, 3, 2, 1] {
         let quiet = speak(&mut talker, &requests, together, 1000, 2);
         let loaded = beside_copies(&gpu, || speak(&mut talker, &requests, together, 1000, 2));
@@ -95,12 +95,12 @@ fn a_launch_that_waits_in_vain_fails_its_step_and_the_next_talker_takes_the_grap
         let advance = request.sequence.prefill_positions();
         let told = hopeless.launch(&[SequenceWork { slot, advance }]).unwrap().wait().unwrap_err();
         assert!(matches!(told, ModelError::Device(_)), "{told}");
-        assert!(told.to_string().contains("the persistent predictor waited in vain for 0 ms"), "{told}");
+        assert!(told.to_string().contains("a persistent kernel waited in vain for 0 ms"), "{told}");
     }
     drop(hopeless);
     let want = speak(&mut talker(&net, None), &requests, 4, 1000, 1);
     let mut next = talker(&net, Some(TalkerOptions::PERSISTENT));
-    assert!(!next.predictor_persists());
+    assert_eq!(next.persists(), [false; 2]);
     assert_eq!(speak(&mut next, &requests, 4, 1000, 1), want);
 }
 
@@ -112,7 +112,7 @@ fn a_gpu_has_one_at_a_time() {
     let net = net(&gpu);
     let first = talker(&net, Some(TalkerOptions::PERSISTENT));
     let second = talker(&net, Some(TalkerOptions::PERSISTENT));
-    assert_eq!([first.predictor_persists(), second.predictor_persists()], [served(&gpu), false]);
+    assert_eq!([first.persists(), second.persists()], [[served(&gpu); 2], [false; 2]]);
     drop(first);
-    assert_eq!(talker(&net, Some(TalkerOptions::PERSISTENT)).predictor_persists(), served(&gpu));
+    assert_eq!(talker(&net, Some(TalkerOptions::PERSISTENT)).persists(), [served(&gpu); 2]);
 }

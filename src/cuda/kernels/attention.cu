@@ -10,7 +10,7 @@
 // How many positions are summed in which order depends on the row's own position alone, so a row's result has the same
 // bits whatever the batch.
 
-#include "attention.cuh"
+#include "fast_attention.cuh"
 
 template <typename T>
 __device__ __forceinline__ void write_key(const AttentionArgs& a, int row, int kv_head, uint32_t slot, int position, int lane) {
@@ -101,20 +101,6 @@ __device__ __forceinline__ void attend_plain(const AttentionArgs& a) {
 
 // ---- fast --------------------------------------------------------------------------------------------------------------
 
-constexpr int WARPS = 8;
-constexpr int LANES = 8;                         // threads that share a position
-constexpr int GROUPS = WARPS * (WARP / LANES);   // positions looked at together
-constexpr int OWN = DIM / LANES;                 // elements of a position that a thread has: 8 of each half
-
-__device__ __forceinline__ void unpack(const uint4& from, float* to) {
-    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        to[2 * i] = __uint_as_float(words[i] << 16);
-        to[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-    }
-}
-
 // Q query heads of one kv head per block. Grid: (heads / Q, rows).
 //
 // With WRITE the row's own key and value go to the cache on the way, and what lies before them is read while the kernel
@@ -122,33 +108,24 @@ __device__ __forceinline__ void unpack(const uint4& from, float* to) {
 // once its own predecessors have ended.
 template <int Q, bool WRITE>
 __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
-    __shared__ float queries[Q][DIM];
-    __shared__ __align__(16) bf16 own_key[DIM], own_value[DIM];
-    __shared__ float most_of[WARPS][Q], sum_of[WARPS][Q];
-    __shared__ float mixed[WARPS][Q][DIM];
+    __shared__ Asked<Q> asked;
+    __shared__ Mixed<Q> mixed;
 
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int group = threadIdx.x / LANES, own = threadIdx.x % LANES;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, own = threadIdx.x % LANES;
     const int row = blockIdx.y, head0 = blockIdx.x * Q, kv_head = head0 / (a.heads / a.kv_heads);
     if (!WRITE) wait_for_previous();
     const int position = a.positions[row];
     const uint32_t slot = a.slots[row];
     // Positions below this are in the cache already.
     const int cached = WRITE ? position : position + 1;
-    uint4 k0, k1, v0, v1;
-    const auto fetch = [&](int p) {
-        k0 = k1 = v0 = v1 = make_uint4(0, 0, 0, 0);
-        if (p < cached) {
-            const size_t at = cache_at(a, slot, p, kv_head);
-            const uint4* k = reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.keys) + at);
-            const uint4* v = reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.values) + at);
-            k0 = k[own];
-            k1 = k[own + LANES];
-            v0 = v[own];
-            v1 = v[own + LANES];
-        }
+    const auto fetch = [&](Fetched& into, int p) {
+        into.clear();
+        if (p >= cached) return;
+        const size_t at = cache_at(a, slot, p, kv_head);
+        into.take(static_cast<const bf16*>(a.keys) + at, static_cast<const bf16*>(a.values) + at, own);
     };
-    fetch(group);
+    Fetched ahead[1];
+    fetch(ahead[0], threadIdx.x / LANES);
     // The first warps turn queries, the next one the key.
     const Turn<bf16> turn(a, static_cast<const bf16*>(warp < Q ? a.q_norm : a.k_norm), row, max(position, 0), lane);
     if (WRITE) wait_for_previous();
@@ -162,8 +139,8 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
         const float scale = a.scale * 1.4426950408889634f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            queries[warp][lane + i * WARP] = low[i] * scale;
-            queries[warp][lane + i * WARP + DIM / 2] = high[i] * scale;
+            asked.queries[warp][lane + i * WARP] = low[i] * scale;
+            asked.queries[warp][lane + i * WARP + DIM / 2] = high[i] * scale;
         }
     } else if (WRITE && warp == Q) {
         float low[MAX_PAIRS], high[MAX_PAIRS];
@@ -171,101 +148,21 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
         bf16* key = static_cast<bf16*>(a.keys) + cache_at(a, slot, position, kv_head);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            own_key[lane + i * WARP] = key[lane + i * WARP] = __float2bfloat16_rn(low[i]);
-            own_key[lane + i * WARP + DIM / 2] = key[lane + i * WARP + DIM / 2] = __float2bfloat16_rn(high[i]);
+            asked.key[lane + i * WARP] = key[lane + i * WARP] = __float2bfloat16_rn(low[i]);
+            asked.key[lane + i * WARP + DIM / 2] = key[lane + i * WARP + DIM / 2] = __float2bfloat16_rn(high[i]);
         }
     } else if (WRITE && warp == Q + 1) {
         const bf16* from = head_of<bf16>(a, row, a.heads + a.kv_heads + kv_head);
         bf16* value = static_cast<bf16*>(a.values) + cache_at(a, slot, position, kv_head);
 #pragma unroll
-        for (int i = 0; i < DIM / WARP; ++i) own_value[lane + i * WARP] = value[lane + i * WARP] = from[lane + i * WARP];
+        for (int i = 0; i < DIM / WARP; ++i) asked.value[lane + i * WARP] = value[lane + i * WARP] = from[lane + i * WARP];
     }
     __syncthreads();
-
-    float q[Q][OWN], mix[Q][OWN] = {}, most[Q], sum[Q];
-#pragma unroll
-    for (int h = 0; h < Q; ++h) {
-        most[h] = -INFINITY;
-        sum[h] = 0.f;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            q[h][i] = queries[h][own * 8 + i];
-            q[h][i + 8] = queries[h][DIM / 2 + own * 8 + i];
-        }
-    }
-    // All threads of a warp make the same number of turns, for they exchange numbers.
-    for (int first = warp * (WARP / LANES); first <= position; first += GROUPS) {
-        const int p = first + group % (WARP / LANES);
-        const bool there = p <= position;
-        if (WRITE && p == position) {
-            k0 = reinterpret_cast<const uint4*>(own_key)[own];
-            k1 = reinterpret_cast<const uint4*>(own_key)[own + LANES];
-            v0 = reinterpret_cast<const uint4*>(own_value)[own];
-            v1 = reinterpret_cast<const uint4*>(own_value)[own + LANES];
-        }
-        float key[OWN], value[OWN];
-        unpack(k0, key);
-        unpack(k1, key + 8);
-        unpack(v0, value);
-        unpack(v1, value + 8);
-        fetch(p + GROUPS);
-#pragma unroll
-        for (int h = 0; h < Q; ++h) {
-            float dot = 0.f;
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) dot = __fmaf_rn(q[h][i], key[i], dot);
-#pragma unroll
-            for (int mask = LANES / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-            if (!there) continue;
-            const float now = fmaxf(most[h], dot), keep = exp2f(most[h] - now), weight = exp2f(dot - now);
-            most[h] = now;
-            sum[h] = __fmaf_rn(sum[h], keep, weight);
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) mix[h][i] = __fmaf_rn(mix[h][i], keep, __fmul_rn(weight, value[i]));
-        }
-    }
-    // The groups of a warp, then the warps, always in the same order. The maximum is finite if any group has a
-    // position; a group without one has weight 0.
-#pragma unroll
-    for (int h = 0; h < Q; ++h) {
-#pragma unroll
-        for (int mask = LANES; mask < WARP; mask *= 2) {
-            const float other = __shfl_xor_sync(~0u, most[h], mask), now = fmaxf(most[h], other);
-            const float keep = most[h] == -INFINITY ? 0.f : exp2f(most[h] - now);
-            const float theirs = other == -INFINITY ? 0.f : exp2f(other - now);
-            most[h] = now;
-            sum[h] = __fadd_rn(__fmul_rn(sum[h], keep), __fmul_rn(__shfl_xor_sync(~0u, sum[h], mask), theirs));
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) {
-                mix[h][i] = __fadd_rn(__fmul_rn(mix[h][i], keep), __fmul_rn(__shfl_xor_sync(~0u, mix[h][i], mask), theirs));
-            }
-        }
-        if (lane < LANES) {
-            if (lane == 0) {
-                most_of[warp][h] = most[h];
-                sum_of[warp][h] = sum[h];
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                mixed[warp][h][own * 8 + i] = mix[h][i];
-                mixed[warp][h][DIM / 2 + own * 8 + i] = mix[h][i + 8];
-            }
-        }
-    }
+    mix_positions<Q, 1, WRITE>(asked, mixed, position, ahead, fetch);
     __syncthreads();
     for (int i = threadIdx.x; i < Q * DIM; i += blockDim.x) {
         const int h = i / DIM, j = i % DIM;
-        float now = most_of[0][h];
-#pragma unroll
-        for (int w = 1; w < WARPS; ++w) now = fmaxf(now, most_of[w][h]);
-        float total = 0.f, value = 0.f;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float weight = most_of[w][h] == -INFINITY ? 0.f : exp2f(most_of[w][h] - now);
-            total = __fmaf_rn(weight, sum_of[w][h], total);
-            value = __fmaf_rn(weight, mixed[w][h][j], value);
-        }
-        static_cast<bf16*>(a.out)[(static_cast<size_t>(row) * a.heads + head0 + h) * DIM + j] = __float2bfloat16_rn(value / total);
+        static_cast<bf16*>(a.out)[(static_cast<size_t>(row) * a.heads + head0 + h) * DIM + j] = __float2bfloat16_rn(mixed_value(mixed, h, j));
     }
 }
 

@@ -14,11 +14,11 @@
 namespace {
 
 template <int R>
-__device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Picking& picking, Ring ring) {
+__device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Picking& picking, Ring<Packed> ring) {
     using S = Shared<R>;
     using H = Hops<R>;
-    constexpr int AHEAD = R == 8 ? 3 : 4; // stages in registers before their rows have come
-    constexpr int PIECES = 2 * R, TOGETHER = PIECES < 8 ? PIECES : 8; // packets of a lane's part of all rows, and at once
+    constexpr int AHEAD = R >= 8 ? 3 : 4;  // stages in registers before their rows have come
+    constexpr int OWN = (R + 7) / 8;       // rows whose sums a warp adds: `warp` and the eighth behind it
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int b = blockIdx.x, team = b / 16, j = b % 16, row_here = b / 8;
     const bool attends = j < R, picks = b % 8 == 4 && row_here < R;
@@ -31,62 +31,78 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
     float* const raw = reinterpret_cast<float*>(rows + R * S::NORMED);
     const uint32_t rows_at = shared_at(rows);
     int parity = 0;
-    float residual = 0.f; // of row `warp`, output 8 b + lane
+    float residual[OWN] = {}; // of this warp's rows, output 8 b + lane
 
-    const auto receive_rows = [&](int kind, uint32_t epoch, auto take) {
+    // N packets of this lane's part of each of COUNT rows.
+    const auto receive_rows = [&](auto each, auto count, int from, uint32_t epoch, auto take) {
+        constexpr int N = decltype(each)::value, PIECES = N * decltype(count)::value, TOGETHER = PIECES < 8 ? PIECES : 8;
 #pragma unroll
         for (int o = 0; o < PIECES; o += TOGETHER) {
-            receive<TOGETHER>(clock, epoch, part + kind + o / 2 * ROW, [](int i) { return i / 2 * ROW + i % 2 * 32; },
-                              [&](int i, const Packet& q) { take((o + i) / 2, (o + i) % 2, q); });
+            receive<TOGETHER>(clock, epoch, part + from + o / N * ROW, [](int i) { return i / N * ROW + i % N * 32; },
+                              [&](int i, const Packet& q) { take((o + i) / N, (o + i) % N, q); });
         }
         __syncwarp();
+    };
+    // For each of this warp's rows.
+    const auto rows_of_warp = [&](auto of) {
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            if (warp + 8 * k < R) of(k, warp + 8 * k);
+        }
+    };
+    // Sums have been read: rows may come where they lie.
+    const auto have_read = [] {
+        if (S::OVERLAID) meet();
     };
     // This warp's part of all rows, normed with the other warps.
     const auto norm_in = [&](int kind, uint32_t epoch, const bf16* gain) {
         const int step = g % 4; // of the inputs that this lane norms, of rows g / 4, g / 4 + 2, ...
         const uint4 gains = *reinterpret_cast<const uint4*>(gain + warp * 128 + step * STEP + t * 8);
-        receive_rows(kind, epoch, [&](int row, int half, const Packet& q) {
-            *reinterpret_cast<float2*>(raw + row * (S::RAW / 4) + half * 64 + lane * 2) = make_float2(__uint_as_float(q.x), __uint_as_float(q.y));
-        });
-        // The order of row_scales.
-        const float* squared = raw + min(g, R - 1) * (S::RAW / 4) + t * 8;
-        float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < 128; i += STEP) {
-            const float4 x = *reinterpret_cast<const float4*>(squared + i), y = *reinterpret_cast<const float4*>(squared + i + 4);
-            sum = __fmaf_rn(x.x, x.x, sum);
-            sum = __fmaf_rn(x.y, x.y, sum);
-            sum = __fmaf_rn(x.z, x.z, sum);
-            sum = __fmaf_rn(x.w, x.w, sum);
-            sum = __fmaf_rn(y.x, y.x, sum);
-            sum = __fmaf_rn(y.y, y.y, sum);
-            sum = __fmaf_rn(y.z, y.z, sum);
-            sum = __fmaf_rn(y.w, y.w, sum);
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0) s.squares[parity][warp][g] = sum;
-        meet();
-        float total = s.squares[parity][0][g];
+        for (int from = 0; from < R; from += S::RAWS) {
+            receive_rows(Count<2>{}, Count<S::RAWS>{}, kind + from * ROW, epoch, [&](int row, int half, const Packet& q) {
+                *reinterpret_cast<float2*>(raw + row * (S::RAW / 4) + half * 64 + lane * 2) = make_float2(__uint_as_float(q.x), __uint_as_float(q.y));
+            });
+            // The order of row_scales.
+            const float* squared = raw + min(g, S::RAWS - 1) * (S::RAW / 4) + t * 8;
+            float sum = 0.f;
 #pragma unroll
-        for (int p = 1; p < PARTS; ++p) total = __fadd_rn(total, s.squares[parity][p][g]);
-        parity ^= 1;
-        const float scale = rsqrtf(total / static_cast<float>(HIDDEN) + a.eps);
-        float gained[8];
-        eight_of(gains, gained);
-#pragma unroll
-        for (int first = 0; first < R; first += 2) {
-            const int row = first + g / 4;
-            const float of_row = __shfl_sync(~0u, scale, min(row, R - 1) * 4);
-            if (row < R) {
-                const float4* at = reinterpret_cast<const float4*>(raw + row * (S::RAW / 4) + step * STEP + t * 8);
-                const float4 x = at[0], y = at[1];
-                *reinterpret_cast<uint4*>(rows + row * S::NORMED + (step * STEP + t * 8) * 2) = make_uint4(
-                    packed(normed(x.x, of_row, gained[0]), normed(x.y, of_row, gained[1])), packed(normed(x.z, of_row, gained[2]), normed(x.w, of_row, gained[3])),
-                    packed(normed(y.x, of_row, gained[4]), normed(y.y, of_row, gained[5])), packed(normed(y.z, of_row, gained[6]), normed(y.w, of_row, gained[7])));
+            for (int i = 0; i < 128; i += STEP) {
+                const float4 x = *reinterpret_cast<const float4*>(squared + i), y = *reinterpret_cast<const float4*>(squared + i + 4);
+                sum = __fmaf_rn(x.x, x.x, sum);
+                sum = __fmaf_rn(x.y, x.y, sum);
+                sum = __fmaf_rn(x.z, x.z, sum);
+                sum = __fmaf_rn(x.w, x.w, sum);
+                sum = __fmaf_rn(y.x, y.x, sum);
+                sum = __fmaf_rn(y.y, y.y, sum);
+                sum = __fmaf_rn(y.z, y.z, sum);
+                sum = __fmaf_rn(y.w, y.w, sum);
             }
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            if (t == 0) s.squares[parity][warp][g] = sum;
+            meet();
+            float total = s.squares[parity][0][g];
+#pragma unroll
+            for (int p = 1; p < PARTS; ++p) total = __fadd_rn(total, s.squares[parity][p][g]);
+            parity ^= 1;
+            const float scale = rsqrtf(total / static_cast<float>(HIDDEN) + a.eps);
+            float gained[8];
+            eight_of(gains, gained);
+#pragma unroll
+            for (int first = 0; first < S::RAWS; first += 2) {
+                const int row = first + g / 4;
+                const float of_row = __shfl_sync(~0u, scale, min(row, S::RAWS - 1) * 4);
+                if (row < S::RAWS) {
+                    const float4* at = reinterpret_cast<const float4*>(raw + row * (S::RAW / 4) + step * STEP + t * 8);
+                    const float4 x = at[0], y = at[1];
+                    *reinterpret_cast<uint4*>(rows + (from + row) * S::NORMED + (step * STEP + t * 8) * 2) = make_uint4(
+                        packed(normed(x.x, of_row, gained[0]), normed(x.y, of_row, gained[1])), packed(normed(x.z, of_row, gained[2]), normed(x.w, of_row, gained[3])),
+                        packed(normed(y.x, of_row, gained[4]), normed(y.y, of_row, gained[5])), packed(normed(y.z, of_row, gained[6]), normed(y.w, of_row, gained[7])));
+                }
+            }
+            __syncwarp();
         }
-        __syncwarp();
     };
     // T tiles of normed rows, their sums to shared memory. Ends with the warps together.
     const auto product_of_normed = [&](auto tiles, int kind, uint32_t epoch, const bf16* gain) {
@@ -94,29 +110,39 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
         uint4 f[FIRST][4];
         take_ahead<FIRST>(ring, f, lane);
         norm_in(kind, epoch, gain);
-        float acc[T][4] = {};
+        float acc[T][OWN][4] = {};
         product<T, 4, R, S::NORMED, FIRST>(ring, f, rows_at, acc, lane);
+        float* sums = s.sums(warp);
+        __syncwarp();
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            if (2 * t + c < R) {
+        for (int k = 0; k < OWN; ++k) {
 #pragma unroll
-                for (int tile = 0; tile < T; ++tile) {
-                    s.wide[warp][2 * t + c][tile * 16 + g] = acc[tile][c];
-                    s.wide[warp][2 * t + c][tile * 16 + g + 8] = acc[tile][c + 2];
+            for (int c = 0; c < 2; ++c) {
+                const int row = 8 * k + 2 * t + c;
+                if (row < R) {
+#pragma unroll
+                    for (int tile = 0; tile < T; ++tile) {
+                        sums[row * S::WIDE + tile * 16 + g] = acc[tile][k][c];
+                        sums[row * S::WIDE + tile * 16 + g + 8] = acc[tile][k][c + 2];
+                    }
                 }
             }
         }
         meet();
     };
-    const auto wide = [&](int at) { return total_of(&s.wide[0][0][0], R * S::WIDE, warp * S::WIDE + at); };
+    const auto wide = [&](int row, int at) { return total_of(s.sums(0), S::NEXT, row * S::WIDE + at); };
     // Eight outputs added to the residual, which is handed on.
     const auto add = [&](const float (&acc)[4], int kind, uint32_t epoch) {
-        if (g < R) s.eight[warp][g][2 * t] = acc[0], s.eight[warp][g][2 * t + 1] = acc[1];
-        meet();
-        if (warp < R) {
-            residual = __fadd_rn(residual, total_of(&s.eight[0][0][0], R * S::EIGHT, warp * S::EIGHT + lane % 8));
-            send_pairs<8>(own + kind, residual, lane, epoch);
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            const int row = 8 * k + g;
+            if (row < R) s.eight[warp][row][2 * t] = acc[2 * k], s.eight[warp][row][2 * t + 1] = acc[2 * k + 1];
         }
+        meet();
+        rows_of_warp([&](int k, int row) {
+            residual[k] = __fadd_rn(residual[k], total_of(&s.eight[0][0][0], R * S::EIGHT, row * S::EIGHT + lane % 8));
+            send_pairs<8>(own + k * 8 * ROW + kind, residual[k], lane, epoch);
+        });
     };
 
     if (attends) keys_of_first<R>(a, hops, j, team);
@@ -142,14 +168,16 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
             const uint32_t epoch = base + pass * a.layers + layer + 1;
             const bf16* gains = a.gains + layer * 2 * HIDDEN;
             product_of_normed(Count<2>{}, layer == 0 ? H::EMBEDDED : H::END, layer == 0 ? base + pass + 1 : epoch - 1, gains);
-            if (layer == 0 && warp < R) {
+            if (layer == 0) {
                 // It has come: the product needed it.
-                const Packet q = load_packet(own - lane + lane % 8 / 2 + H::EMBEDDED);
-                residual = __uint_as_float(lane % 2 == 0 ? q.x : q.y);
+                rows_of_warp([&](int k, int) {
+                    const Packet q = load_packet(own - lane + lane % 8 / 2 + k * 8 * ROW + H::EMBEDDED);
+                    residual[k] = __uint_as_float(lane % 2 == 0 ? q.x : q.y);
+                });
             }
-            if (warp < R) {
+            rows_of_warp([&](int, int row) {
                 // Of lanes 2 j and 2 j + 1 of the head, 16 each: four of both queries and of the key, and of the value.
-                const uint32_t bits = half_bits(wide(lane));
+                const uint32_t bits = half_bits(wide(row, lane));
                 const int plane = lane % 3, which = lane / 3 % 2;
                 uint32_t w[3];
 #pragma unroll
@@ -158,14 +186,15 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
                     const uint32_t low = __shfl_sync(~0u, bits, at), high = __shfl_sync(~0u, bits, at + 1);
                     w[i] = low | high << 16;
                 }
-                if (lane < 6) store_packet(hops + H::QKV + ((warp * KV_HEADS + team) * 3 + plane) * 32 + 2 * j + which, w[0], w[1], w[2], epoch);
-            }
+                if (lane < 6) store_packet(hops + H::QKV + ((row * KV_HEADS + team) * 3 + plane) * 32 + 2 * j + which, w[0], w[1], w[2], epoch);
+            });
+            have_read();
             if (attends && warp < 4) attend<R>(a, clock, s, hops, layer, j, team, pass + 1, epoch);
             {
                 uint4 f[2][4];
                 take_ahead<2>(ring, f, lane);
                 uint32_t* to = reinterpret_cast<uint32_t*>(rows) + lane % 16 * 4 + lane / 16;
-                receive_rows(H::ATTENDED, epoch, [&](int row, int head, const Packet& q) {
+                receive_rows(Count<2>{}, Count<R>{}, H::ATTENDED, epoch, [&](int row, int head, const Packet& q) {
                     uint32_t* word = to + row * (S::ATTENDED / 4) + head * 64;
                     word[0] = q.x, word[2] = q.y;
                 });
@@ -174,9 +203,9 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
                 add(acc, H::MIDDLE, epoch);
             }
             product_of_normed(Count<3>{}, H::MIDDLE, epoch, gains + HIDDEN);
-            if (warp < R) {
+            rows_of_warp([&](int k, int row) {
                 const int at = min(lane, 23) / 8 * 16 + lane % 8;
-                const float gate = wide(at), up = wide(at + 8);
+                const float gate = wide(row, at), up = wide(row, at + 8);
                 const uint32_t bits = half_bits(silu(gate) * up);
                 uint32_t w[3];
 #pragma unroll
@@ -184,24 +213,34 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
                     const uint32_t low = __shfl_sync(~0u, bits, (lane * 6 + 2 * i) & 31), high = __shfl_sync(~0u, bits, (lane * 6 + 2 * i + 1) & 31);
                     w[i] = low | high << 16;
                 }
-                if (lane < 4) store_packet(own + H::INNER_AT, w[0], w[1], w[2], epoch);
-            }
+                if (lane < 4) store_packet(own + k * 8 * ROW + H::INNER_AT, w[0], w[1], w[2], epoch);
+            });
+            have_read();
             {
+                // All weights are in registers; rows come eight by eight.
+                constexpr int TOGETHER = R < 8 ? R : 8;
                 uint4 f[3][4];
                 take_ahead<3>(ring, f, lane);
                 uint32_t* to = reinterpret_cast<uint32_t*>(rows) + lane * 3;
-                receive_rows(H::INNER_AT, epoch, [&](int row, int half, const Packet& q) {
-                    uint32_t* word = to + row * (S::INNER_ROW / 4) + half * 96;
-                    word[0] = q.x, word[1] = q.y, word[2] = q.z;
-                });
                 float acc[4] = {};
-                product_of_eight<12, R, S::INNER_ROW, 3>(ring, f, rows_at, acc, lane);
+#pragma unroll
+                for (int k = 0; k < OWN; ++k) {
+                    receive_rows(Count<2>{}, Count<TOGETHER>{}, H::INNER_AT + k * 8 * ROW, epoch, [&](int row, int half, const Packet& q) {
+                        uint32_t* word = to + row * (S::INNER_ROW / 4) + half * 96;
+                        word[0] = q.x, word[1] = q.y, word[2] = q.z;
+                    });
+                    float own_acc[4] = {};
+                    product_of_eight<12, TOGETHER, S::INNER_ROW, 3>(ring, f, rows_at, own_acc, lane);
+                    acc[2 * k] = own_acc[0], acc[2 * k + 1] = own_acc[1];
+                    __syncwarp();
+                }
                 add(acc, H::END, epoch);
             }
         }
         product_of_normed(Count<1>{}, H::END, base + pass * a.layers + a.layers, a.gains + a.layers * 2 * HIDDEN);
         const uint32_t epoch = base + pass + 1;
-        if (warp < R) send_pairs<16>(hops + H::LOGITS + (warp * BLOCKS + b) * 8 + lane, wide(lane % 16), lane, epoch);
+        rows_of_warp([&](int, int row) { send_pairs<16>(hops + H::LOGITS + (row * BLOCKS + b) * 8 + lane, wide(row, lane % 16), lane, epoch); });
+        have_read();
         if (picks) {
             const int code = pick_code<R>(a, clock, picking, hops, row_here, pass, epoch);
             if (pass + 1 < a.passes && threadIdx.x < BLOCKS) {
@@ -230,13 +269,7 @@ __device__ __forceinline__ void predictor(const PredictorArgs& a) {
     __shared__ uint64_t barriers[32];
     const Clock clock = {static_cast<uint32_t>(::clock()), a.limit};
     const uint32_t full = shared_at(barriers), empty = full + 128;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < a.ring; ++i) {
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(full + i * 8), "r"(1) : "memory");
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(empty + i * 8), "r"(8) : "memory");
-        }
-        fence_copies();
-    }
+    if (threadIdx.x == 0) begin_ring(full, empty, a.copying.ring);
     __syncthreads();
     if (threadIdx.x >= COMPUTING) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -244,8 +277,8 @@ __device__ __forceinline__ void predictor(const PredictorArgs& a) {
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        const Ring ring = {full, empty, shared_at(dynamic) + warp * 2048 + lane * 16, 0, a.ring, 0, clock};
-        predict<R>(a, *reinterpret_cast<Shared<R>*>(dynamic + a.ring * STAGE), picking, ring);
+        const Ring<Packed> ring = {full, empty, shared_at(dynamic) + warp * 2048 + lane * 16, 0, a.copying.ring, 0, clock};
+        predict<R>(a, *reinterpret_cast<Shared<R>*>(dynamic + a.copying.ring * STAGE), picking, ring);
     }
 #endif
 }
@@ -254,12 +287,13 @@ __device__ __forceinline__ void predictor(const PredictorArgs& a) {
 
 // What a launch allocates.
 #define PREDICTOR(R) \
-    static_assert(sizeof(Shared<R>) == 1792 + 8640 * R && Hops<R>::SIZE == 1 + R * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048)); \
+    static_assert(sizeof(Shared<R>) == (R > 8 ? 81168 : 1792 + 8640 * R) && Hops<R>::SIZE == 1 + R * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048)); \
     extern "C" __global__ void __maxnreg__(112) predictor_##R(const __grid_constant__ PredictorArgs a) { predictor<R>(a); }
 PREDICTOR(1)
 PREDICTOR(2)
 PREDICTOR(4)
 PREDICTOR(8)
+PREDICTOR(16)
 
 // ---- loading -------------------------------------------------------------------------------------------------------------
 

@@ -35,13 +35,20 @@ struct Shared {
     // A warp's rows: normed ones of 128 inputs and their raw numbers, or attended ones of 256, or inner ones of 384. Rows
     // lie so far apart that lanes of two rows do not meet in a bank.
     static constexpr int NORMED = 128 * 2 + 64, RAW = 128 * 4 + 16, ATTENDED = 256 * 2 + 64, INNER_ROW = 384 * 2 + 64;
-    static constexpr int ROWS = R * (NORMED + RAW);
+    static constexpr int RAWS = R < 8 ? R : 8; // rows whose raw, or inner, numbers are there at once
+    static constexpr int OF_NORMED = R * NORMED + RAWS * RAW, ROWS = OF_NORMED > R * ATTENDED ? OF_NORMED : R * ATTENDED;
     static constexpr int WIDE = 3 * 16 + 1, EIGHT = 8 + 1; // sums of a row, and one number more
+    static constexpr bool OVERLAID = R > 8;                // the wide ones lie where rows have been
+    static constexpr int NEXT = OVERLAID ? ROWS / 4 : R * WIDE; // numbers from one part's to the next one's
+    static_assert(R * WIDE * 4 <= ROWS && RAWS * INNER_ROW <= ROWS);
     float queries[2][HEAD];
     bf16 key[HEAD];
     float squares[2][PARTS][8];
-    float wide[PARTS][R][WIDE], eight[PARTS][R][EIGHT];
+    float wide[OVERLAID ? 4 : PARTS * R * WIDE], eight[PARTS][R][EIGHT];
     alignas(16) unsigned char rows[PARTS][ROWS];
+
+    // Where a part's wide sums are, of row 0.
+    __device__ __forceinline__ float* sums(int part) { return (OVERLAID ? reinterpret_cast<float*>(rows[0]) : wide) + part * NEXT; }
 };
 
 // Where element `d` of a head lies for attention: pairs of neighbours, those of 4m and 4m + 1 apart from the others.

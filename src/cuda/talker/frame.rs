@@ -2,7 +2,7 @@
 
 use super::constants::Constants;
 use super::net::{TalkerNet, Text};
-use super::persistent::{self, Persistent};
+use super::persistent::{Batch, Persistent, Step};
 use super::stage::TalkerOptions;
 use super::table::{Inbox, PromptEmbedding, SlotParams, StepHead, StepSequence};
 use crate::buffer::Buffer;
@@ -55,7 +55,7 @@ pub(super) struct Frames {
     prompts: Vec<(usize, Graph)>,
     /// What the graphs of frames read.
     constants: Vec<Constants>,
-    /// The predictor's passes in one launch, for few sequences.
+    /// Layers, and the predictor's passes, in one launch each, for few sequences.
     pub persistent: Option<Persistent>,
 }
 
@@ -269,16 +269,15 @@ impl Frames {
     /// Queues one frame of `rows` rows: layers, code 0, all passes of the predictor, the next input.
     fn frame(&self, net: &TalkerNet, stream: &Stream, rows: usize, constants: &Constants) -> Result<(), CudaError> {
         self.begin(net, stream, rows)?;
-        let distinct = Rows {
-            count: rows,
-            slots: self.slots.address(),
-            positions: self.positions.address(),
-            axes: self.turns(net),
-            distinct: true,
-            most: None,
-        };
-        net.stack.run(&self.engine, stream, self.x.address(), distinct, &self.cache)?;
-        self.codes(net, stream, (self.x.address(), rows), constants)
+        let x = self.x.address();
+        let (slots, positions) = (self.slots.address(), self.positions.address());
+        if let Some(layers) = self.persistent.as_ref().and_then(|persistent| persistent.layers(rows)) {
+            layers.queue(stream, &Batch { count: rows, x, slots, positions, cache: &self.cache })?;
+            return self.codes(net, stream, (x, rows), constants);
+        }
+        let distinct = Rows { count: rows, slots, positions, axes: self.turns(net), distinct: true, most: None };
+        net.stack.run(&self.engine, stream, x, distinct, &self.cache)?;
+        self.codes(net, stream, (x, rows), constants)
     }
 
     /// Queues the same without the layers, which the last pass over prompts did.
@@ -393,8 +392,8 @@ impl Frames {
             };
             // SAFETY: the argument is `GroupArgs`, with addresses of buffers of `self` and `net`.
             unsafe { self.kernels.group.launch(stream, sampling, kernel_args![args])? };
-            if let Some(persistent) = self.persistent.as_ref().filter(|_| rows <= persistent::MOST) {
-                let step = persistent::Step {
+            if let Some(later) = self.persistent.as_ref().and_then(|persistent| persistent.predictor(rows)) {
+                let step = Step {
                     x: narrow,
                     rows: table,
                     head,
@@ -403,7 +402,7 @@ impl Frames {
                     forced: self.inbox.at(self.frame_layout.codes),
                     cache: &self.inner_cache,
                 };
-                return persistent.queue(stream, &step, rows);
+                return later.queue(stream, &step, rows);
             }
         }
         Ok(())

@@ -51,12 +51,12 @@ pub struct TalkerOptions {
     pub text_embeddings: usize,
     /// Whether such embeddings are copied to the device as soon as they arrive, beside the steps.
     pub async_h2d: bool,
-    /// The longest time of a launch of the persistent predictor; `None`: the predictor runs as a graph.
+    /// The longest time of a launch of a persistent kernel; `None`: everything runs as a graph.
     pub persistent: Option<Duration>,
 }
 
 impl TalkerOptions {
-    /// The limit of the persistent predictor's launches, of which each takes 3 ms at most: long enough for other
+    /// The limit of a persistent kernel's launches, of which each takes 3 ms at most: long enough for other
     /// processes on the GPU to have their turns, and short enough for a listener.
     pub const PERSISTENT: Duration = Duration::from_millis(500);
 
@@ -233,9 +233,10 @@ impl CudaTalker {
         (self.pages.in_use(), self.pages.count())
     }
 
-    /// Whether the predictor of few sequences stays on the GPU.
-    pub fn predictor_persists(&self) -> bool {
-        self.frames.persistent.is_some()
+    /// Whether the layers, and the predictor, of few sequences stay on the GPU.
+    pub fn persists(&self) -> [bool; 2] {
+        let of = self.frames.persistent.as_ref();
+        [of.is_some_and(|of| of.layers(1).is_some()), of.is_some_and(|of| of.predictor(1).is_some())]
     }
 
     pub(super) fn groups(&self) -> usize {

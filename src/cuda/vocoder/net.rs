@@ -109,7 +109,7 @@ impl Kernels {
     ) -> Result<Kernels, CudaError> {
         let of = |names: [&'static str; 3]| -> Result<Kernel, CudaError> {
             let kernel = gpu.kernel(names[precision as usize])?;
-            // As the talker's persistent predictor does, beside whose blocks these must find room.
+            // As the talker's persistent kernels do, beside whose blocks these must find room.
             kernel.prefer_shared()?;
             Ok(kernel)
         };

@@ -1,11 +1,12 @@
 // The persistent predictor against the kernels of the graph: codes, status, sums of embeddings and the last logits bit by
-// bit, for every number of rows up to 8 and all ways to sample; a wait in vain; and what both take.
+// bit, for numbers of rows up to 16 and all ways to sample; a wait in vain; and what both take.
 //   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o predictor_selftest
 //     kernels/selftest/predictor_selftest.cu && ./predictor_selftest
 // `predictor_selftest stress [LAUNCHES [BESIDE [ROWS]]]` repeats both on the same input and tells each launch that gives other
 // codes. BESIDE is a sum of what runs meanwhile: 1 a talker's graph, 2 copies that take all bandwidth, 4 blocks with much
 // shared memory, 8 allocations.
 #include "linear.cu"
+#include "few_linear.cu"
 #include "attention.cu"
 #include "sample.cu"
 #include "random.cu"
@@ -15,7 +16,7 @@
 #include <cstring>
 #include <thread>
 
-constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 8, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
+constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 16, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
 
 struct Model {
     bf16 *qkv[LAYERS], *output[LAYERS], *gate_up[LAYERS], *down[LAYERS], *heads, *tables, *outer, *gains, *qk_norm, *keys, *values;
@@ -119,10 +120,15 @@ static Graph graph_of(const Model& m, int rows, int passes) {
     float* x = device<float>((size_t)rows * HIDDEN);
     std::vector<int*> positions;
     for (int p = 0; p < PASSES; ++p) positions.push_back(up(std::vector<int>(rows, p + 1)));
+    bf16* ready = device<bf16>((size_t)rows * HIDDEN);
     const auto product = [&](Mode mode, const bf16* w, const void* in, const bf16* gain, void* y, int outputs, int inputs) {
-        const LinearArgs a{w, in, gain, nullptr, y, rows, outputs, inputs, mode == SILU_MUL ? outputs / 2 : outputs, 1e-6f};
+        LinearArgs a{w, in, gain, nullptr, y, rows, outputs, inputs, mode == SILU_MUL ? outputs / 2 : outputs, 1e-6f};
         const dim3 grid(outputs / 16);
-#define PICK(N) (gain ? linear_small_norm_##N : linear_small_##N)
+        if (rows > 8 && gain != nullptr) {
+            launch(rms_norm_bf16, dim3(rows), 256, (const float*)in, gain, ready, rows, inputs, 1e-6f);
+            a.x = ready, a.gain = nullptr;
+        }
+#define PICK(N) (rows > 8 ? linear_few1x2_##N : gain ? linear_small_norm_##N : linear_small_##N)
         if (mode == STORE) launch(PICK(store), grid, 256, a);
         if (mode == STORE_F32) launch(PICK(full), grid, 256, a);
         if (mode == ADD) launch(PICK(add), grid, 256, a);
@@ -180,7 +186,7 @@ static Persistent persistent_of(const Model& m, int rows, const uint4* body, con
     a.stalled = m.stalled;
     a.first = 1, a.passes = PASSES, a.layers = LAYERS, a.groups = GROUPS_ALL, a.outer = OUTER;
     a.eps = 1e-6f, a.scale = 0.08838834764831845f;
-    a.kept = 16, a.flight = 3, a.pace = 800, a.limit = 1u << 30;
+    a.kept = 16, a.copying.flight = 3, a.copying.pace = 800, a.limit = 1u << 30;
 #define WAY(R)                                    \
     if (rows > R / 2 && rows <= R) {              \
         p.kernel = (const void*)predictor_##R;    \
@@ -188,7 +194,7 @@ static Persistent persistent_of(const Model& m, int rows, const uint4* body, con
         p.logits_at = Hops<R>::LOGITS;            \
         a.hops = device<uint4>(Hops<R>::SIZE);    \
     }
-    WAY(1) WAY(2) WAY(4) WAY(8)
+    WAY(1) WAY(2) WAY(4) WAY(8) WAY(16)
     a.count = rows;
     p.args = a;
     return p;
@@ -196,7 +202,7 @@ static Persistent persistent_of(const Model& m, int rows, const uint4* body, con
 static int most_ring(const Persistent& p, int kb) { return std::min(16, (kb * 1024 - p.shared - 1100) / STAGE); }
 static void run(const Persistent& p, int ring, PredictorArgs with) {
     PredictorArgs a = p.args;
-    a.ring = ring, a.kept = with.kept, a.flight = with.flight, a.pace = with.pace, a.limit = with.limit, a.passes = with.passes;
+    a.kept = with.kept, a.copying = {ring, with.copying.flight, with.copying.pace}, a.limit = with.limit, a.passes = with.passes;
     cudaLaunchConfig_t c = {};
     c.gridDim = BLOCKS;
     c.blockDim = COMPUTING + 128;
@@ -322,7 +328,7 @@ int main(int argc, char** argv) {
         head.out = (uint64_t)other.out;
         other.head = up(std::vector<StepHead>{head});
         const Graph beside = graph_of(other, SLOTS, PASSES);
-        for (int rows : {1, 2, 4, 8}) {
+        for (int rows : {1, 2, 4, 8, 16}) {
             if (only != 0 && rows != only) continue;
             const Persistent p = persistent_of(m, rows, body, heads, turns, tables, narrowed);
             const Graph g = graph_of(m, rows, PASSES);
@@ -365,7 +371,7 @@ int main(int argc, char** argv) {
         return bad != 0;
     }
     const bool only_times = argc > 1;
-    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16}) {
         const Persistent p = persistent_of(m, rows, body, heads, turns, tables, narrowed);
         const int ring = std::min(8, most_ring(p, 150));
         for (int passes : {2, 3, PASSES}) {
@@ -378,7 +384,7 @@ int main(int argc, char** argv) {
             for (int again = 0; again < 3; ++again) {
                 PredictorArgs with = p.args;
                 with.passes = passes;
-                if (again == 1) with.kept = 0, with.pace = 0, with.flight = 16;
+                if (again == 1) with.kept = 0, with.copying.pace = 0, with.copying.flight = 16;
                 run(p, again == 2 ? std::max(2, ring - 2) : ring, with);
                 const auto got = state(rows);
                 size_t codes = 0, sums = 0, words = 0;
@@ -400,7 +406,7 @@ int main(int argc, char** argv) {
             }
             CK(cudaGraphExecDestroy(g.exec));
         }
-        if (rows == 3 || (rows > 4 && rows < 8)) continue;
+        if ((rows & (rows - 1)) != 0) continue;
         // Sampled as a talker does unless it is told otherwise.
         const std::vector<SlotParams> ways = down(m.params, SLOTS);
         std::vector<SlotParams> usual = ways;
@@ -413,12 +419,12 @@ int main(int argc, char** argv) {
         for (int kept : {0, 16, 20})
             for (int flight : {2, 3, 4})
                 for (int pace : {0, 700, 800, 900, 1000}) {
-                    with.kept = kept, with.flight = flight, with.pace = pace;
+                    with.kept = kept, with.copying.flight = flight, with.copying.pace = pace;
                     const float us = us_of_pass(6, [&] { run(p, ring, with); });
                     if (us < best) best = us, chosen = with;
                 }
         printf("; persistent %.1f (kept 16, flight 3, pace 800: %.1f), best with %d, %d, %d, ring %d: %.1f", us_of_pass(20, [&] { run(p, ring, p.args); }),
-               us_of_pass(20, [&] { run(p, ring, p.args); }), chosen.kept, chosen.flight, chosen.pace, ring, us_of_pass(20, [&] { run(p, ring, chosen); }));
+               us_of_pass(20, [&] { run(p, ring, p.args); }), chosen.kept, chosen.copying.flight, chosen.copying.pace, ring, us_of_pass(20, [&] { run(p, ring, chosen); }));
         const cudaGraphExec_t one = captured([&] { run(p, ring, chosen); });
         printf(", captured %.1f\n", us_of_pass(20, [&] { CK(cudaGraphLaunch(one, st)); }));
         CK(cudaMemcpy(m.params, ways.data(), SLOTS * sizeof(SlotParams), cudaMemcpyHostToDevice));

@@ -1,19 +1,15 @@
-//! The passes of the code predictor behind the first one as one launch whose blocks stay on the device together: see
-//! `kernels/predictor_90a.cu`. For few sequences on Hopper, in bf16, with the sizes that published talkers have; all
-//! others take the kernels of the graph one by one, and get the same codes.
+//! The passes of the code predictor behind the first one as one launch: see `kernels/predictor_90a.cu`.
 
-use super::net::TalkerNet;
-use crate::buffer::{Buffer, Pinned};
+use super::{BLOCKS, Copying, Limits, STAGE, THREADS, ring, stacked};
+use crate::CudaError;
+use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
 use crate::kernel::{Kernel, Shape, kernel_args};
-use crate::spinning::Spinning;
 use crate::stream::Stream;
+use crate::talker::net::TalkerNet;
 use crate::weights::{Weight, element_size};
-use crate::{CudaError, Gpu, images};
 use omni_config::Precision;
 use omni_model::hf::DecoderConfig;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// The constants of `kernels/predictor.cuh`.
 const HIDDEN: usize = 1024;
@@ -22,9 +18,6 @@ const HEADS: usize = 16;
 const KV_HEADS: usize = 8;
 const HEAD: usize = 128;
 const CODES: usize = 2048;
-const BLOCKS: usize = 128;
-const THREADS: u32 = 256 + 128;
-const STAGE: usize = 16 << 10;
 const POSITIONS: usize = 16;
 const LAYER_STAGES: usize = 15;
 const HEAD_STAGES: usize = 2;
@@ -34,26 +27,17 @@ const MAX_LAYERS: usize = 8;
 const FIRST: usize = 1;
 
 /// The kernels, by the sequences that they take.
-const KERNELS: [(usize, &str); 4] = [(1, "predictor_1"), (2, "predictor_2"), (4, "predictor_4"), (8, "predictor_8")];
+const KERNELS: [(usize, &str); 5] =
+    [(1, "predictor_1"), (2, "predictor_2"), (4, "predictor_4"), (8, "predictor_8"), (16, "predictor_16")];
 /// Sequences of the largest.
-pub(super) const MOST: usize = 8;
-/// Shared memory of a block, beside which those of all but the vocoder's largest tile find room, and how many pieces of
-/// weights it holds at most.
-const SHARED: usize = 150 << 10;
-const MOST_RING: usize = 8;
-/// What a kernel has in shared memory that no launch asks for.
-const STATIC: usize = 1100;
+pub(super) const MOST: usize = 16;
 /// Pieces of a pass that are to stay in the second-level cache.
 const KEPT: i32 = 16;
-/// The share of the memory's rate at which pieces are asked for: faster, they slow what blocks tell each other.
-const PACE: f64 = 0.9;
-/// Cycles from one to the next at most.
-const MOST_PACE: i32 = 1000;
-/// The longest limit, in cycles: the device counts them in 32 bits.
-const MOST_CYCLES: f64 = (1u32 << 31) as f64;
+/// The share of the memory's rate at which pieces are asked for.
+const SHARE: f64 = 0.9;
 
-/// Everything that the launches of one talker share.
-pub(super) struct Persistent {
+/// Everything that its launches share.
+pub(in crate::talker) struct Predictor {
     /// By sequences, ascending.
     launches: Vec<Launch>,
     body: Buffer<u8>,
@@ -63,9 +47,8 @@ pub(super) struct Persistent {
     turns: Buffer<f32>,
     tables: Buffer<u64>,
     narrowed: Buffer<u64>,
-    stalled: Arc<Stalled>,
+    limits: Limits,
     numbers: Numbers,
-    _only: Spinning,
 }
 
 /// The kernel for so many sequences, and what its blocks hand to each other.
@@ -73,12 +56,7 @@ struct Launch {
     rows: usize,
     kernel: Kernel,
     hops: Buffer<u8>,
-}
-
-/// What a launch that waited in vain leaves.
-pub(super) struct Stalled {
-    word: Pinned<u32>,
-    limit: Duration,
+    copying: Copying,
 }
 
 /// Plain numbers of [`Args`].
@@ -88,13 +66,10 @@ struct Numbers {
     passes: i32,
     outer: i32,
     eps: f32,
-    limit: u32,
-    flight: i32,
-    pace: i32,
 }
 
 /// What a step's frame gives to its predictor.
-pub(super) struct Step<'a> {
+pub(in crate::talker) struct Step<'a> {
     /// Address of the inputs of the first pass here, f32 `[rows, HIDDEN]`.
     pub x: u64,
     pub rows: u64,
@@ -137,10 +112,8 @@ struct Args {
     outer: i32,
     eps: f32,
     scale: f32,
-    ring: i32,
     kept: i32,
-    flight: i32,
-    pace: i32,
+    copying: Copying,
     limit: u32,
 }
 
@@ -156,39 +129,19 @@ struct PackArgs {
     to: u64,
 }
 
-impl Persistent {
-    /// Room and packed weights, where the GPU, the config and the device's other users allow it. `limit`: the longest
-    /// time of a launch.
+impl Predictor {
+    /// Room, and weights packed from those of `layers`.
     ///
     /// # Errors
-    /// What the driver says; a device without room for it is no error.
-    pub fn new(net: &TalkerNet, limit: Duration, stream: &Stream) -> Result<Option<Persistent>, CudaError> {
-        let Some(layers) = served(net) else { return Ok(None) };
-        let only = match Spinning::begin(&net.gpu) {
-            Ok(only) => only,
-            Err(why) => {
-                tracing::info!(why, "the predictor runs as a graph");
-                return Ok(None);
-            }
-        };
-        match Persistent::with(net, &layers, limit, stream, only) {
-            Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
-                tracing::warn!(%error, "the predictor runs as a graph");
-                Ok(None)
-            }
-            made => made.map(Some),
-        }
-    }
-
-    fn with(
+    /// What the driver says.
+    pub(super) fn new(
         net: &TalkerNet,
         layers: &[DenseLayer<'_>],
-        limit: Duration,
+        limits: Limits,
         stream: &Stream,
-        only: Spinning,
-    ) -> Result<Persistent, CudaError> {
+    ) -> Result<Predictor, CudaError> {
         let (gpu, predictor, config) = (&net.gpu, &net.predictor, &net.config.predictor);
-        let what = "a persistent predictor";
+        let what = "persistent kernels";
         let passes = predictor.heads.len();
         let body = gpu.alloc(what, layers.len() * LAYER_STAGES * BLOCKS * STAGE)?;
         let heads = gpu.alloc(what, passes * HEAD_STAGES * BLOCKS * STAGE)?;
@@ -221,14 +174,11 @@ impl Persistent {
             let kernel = gpu.kernel(name)?;
             kernel.allow_shared(shared(*rows))?;
             kernel.prefer_shared()?;
-            Ok(Launch { rows: *rows, kernel, hops: gpu.zeros(what, hops(*rows))? })
+            let copying = Copying::new(gpu, ring(shared_of_rows(*rows)), SHARE)?;
+            Ok(Launch { rows: *rows, kernel, hops: gpu.zeros(what, hops(*rows))?, copying })
         });
         let launches = launches.collect::<Result<_, CudaError>>()?;
-        let word = gpu.pinned(1)?;
-        let cycles = limit.as_secs_f64() * gpu.clock_rate()?;
-        let piece = (BLOCKS * STAGE) as f64 / (gpu.memory_rate()? * PACE);
-        let pace = ((piece * gpu.clock_rate()?) as i32).min(MOST_PACE);
-        let made = Persistent {
+        Ok(Predictor {
             launches,
             gains: stacked(gpu, stream, norms)?,
             qk_norm: stacked(gpu, stream, head_norms)?,
@@ -237,27 +187,14 @@ impl Persistent {
             turns,
             tables: gpu.upload(what, &tables)?,
             narrowed: gpu.upload(what, &narrowed)?,
-            stalled: Arc::new(Stalled { word, limit }),
+            limits,
             numbers: Numbers {
                 layers: layers.len() as i32,
                 passes: passes as i32,
                 outer: net.config.text.hidden_size as i32,
                 eps: config.rms_norm_eps as f32,
-                limit: cycles.min(MOST_CYCLES) as u32,
-                // A slower memory is full with fewer.
-                flight: if pace < 900 { 3 } else { 2 },
-                pace,
             },
-            _only: only,
-        };
-        stream.synchronize()?;
-        tracing::info!(pace, limit_ms = limit.as_millis() as u64, "the predictor stays on the GPU for few sequences");
-        Ok(made)
-    }
-
-    /// What tells a step that a launch waited in vain.
-    pub fn stalled(&self) -> &Arc<Stalled> {
-        &self.stalled
+        })
     }
 
     /// Queues all passes but the first for `rows` sequences, at most [`MOST`].
@@ -286,7 +223,7 @@ impl Persistent {
             tables: self.tables.address(),
             narrowed: self.narrowed.address(),
             forced: step.forced,
-            stalled: self.stalled.word.device_at(0),
+            stalled: self.limits.stalled,
             layer_size: (step.cache.layer_bytes() / element_size(Precision::Bf16)) as u64,
             max_pages: step.cache.max_pages() as i32,
             count: rows as i32,
@@ -297,11 +234,9 @@ impl Persistent {
             outer: numbers.outer,
             eps: numbers.eps,
             scale: (HEAD as f32).sqrt().recip(),
-            ring: ring(launch.rows) as i32,
             kept: KEPT,
-            flight: numbers.flight,
-            pace: numbers.pace,
-            limit: numbers.limit,
+            copying: launch.copying,
+            limit: self.limits.cycles,
         };
         let shape = Shape::new(BLOCKS, THREADS).shared(shared(launch.rows)).cooperative();
         // SAFETY: the argument is `PredictorArgs`, with addresses of buffers of `self` and of the stage that queues;
@@ -310,28 +245,9 @@ impl Persistent {
     }
 }
 
-impl Stalled {
-    /// Refuses the results of a step in which a block waited longer than the limit, and keeps later talkers of this
-    /// process from the GPU's persistent predictor.
-    ///
-    /// # Errors
-    /// [`CudaError::Stalled`].
-    pub fn check(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        if self.word.get(0..1) == [0] {
-            return Ok(());
-        }
-        gpu.forbid_spinning();
-        Err(CudaError::Stalled { limit: self.limit })
-    }
-}
-
 /// The layers of the predictor, if the kernels take it.
-fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
-    let (gpu, predictor, config) = (&net.gpu, &net.predictor, &net.config.predictor);
-    let device = gpu.capability() == 90
-        && images::HOPPER
-        && gpu.multiprocessors() as usize >= BLOCKS
-        && net.precision == Precision::Bf16;
+pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
+    let (predictor, config) = (&net.predictor, &net.config.predictor);
     let DecoderConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, .. } =
         *config;
     let sizes = [hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, config.vocab_size];
@@ -339,35 +255,17 @@ fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
     let passes = FIRST + 1..=MAX_PASSES.min(POSITIONS - 1);
     let fits = passes.contains(&predictor.heads.len()) && config.num_hidden_layers <= MAX_LAYERS;
     let plain = predictor.heads.iter().all(|head| head.bias().is_none() && head.outputs() == CODES);
-    if device && known && fits && plain { predictor.stack.dense_layers() } else { None }
-}
-
-/// Weights one behind the other.
-fn stacked<'a>(gpu: &Gpu, stream: &Stream, parts: impl Iterator<Item = &'a Weight>) -> Result<Buffer<u8>, CudaError> {
-    let parts: Vec<&Weight> = parts.collect();
-    let all = gpu.alloc("a persistent predictor", parts.iter().map(|part| part.buffer().len()).sum())?;
-    let mut at = 0;
-    for part in parts {
-        let bytes = part.buffer().len();
-        all.copy_async(stream, at, part.buffer(), 0, bytes)?;
-        at += bytes;
-    }
-    Ok(all)
+    if known && fits && plain { predictor.stack.dense_layers() } else { None }
 }
 
 /// `sizeof(Shared<rows>)`.
 fn shared_of_rows(rows: usize) -> usize {
-    1792 + 8640 * rows
-}
-
-/// Pieces of weights that a block has room for.
-fn ring(rows: usize) -> usize {
-    ((SHARED - STATIC - shared_of_rows(rows)) / STAGE).min(MOST_RING)
+    if rows > 8 { 81168 } else { 1792 + 8640 * rows }
 }
 
 /// Dynamic shared memory of a launch of so many rows, in bytes.
 fn shared(rows: usize) -> usize {
-    ring(rows) * STAGE + shared_of_rows(rows)
+    ring(shared_of_rows(rows)) * STAGE + shared_of_rows(rows)
 }
 
 /// `Hops<rows>::SIZE`, in bytes.
@@ -377,19 +275,13 @@ fn hops(rows: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::agree;
+    use super::super::{SHARED, STATIC};
     use super::*;
-    use std::collections::HashMap;
 
     /// The kernels and this file must agree on each of them.
     #[test]
     fn the_constants_are_those_of_the_kernels() {
-        let source = include_str!("../kernels/predictor.cuh");
-        let constants: HashMap<&str, &str> = source
-            .lines()
-            .filter_map(|line| line.strip_prefix("constexpr int ")?.split_once(';'))
-            .flat_map(|(all, _)| all.split(", "))
-            .filter_map(|one| one.split_once(" = "))
-            .collect();
         let ours = [
             ("HIDDEN", HIDDEN),
             ("INNER", INNER),
@@ -397,19 +289,14 @@ mod tests {
             ("KV_HEADS", KV_HEADS),
             ("HEAD", HEAD),
             ("CODES", CODES),
-            ("BLOCKS", BLOCKS),
-            ("COMPUTING", THREADS as usize - 128),
-            ("STAGE", STAGE),
             ("POSITIONS", POSITIONS),
             ("LAYER_STAGES", LAYER_STAGES),
             ("HEAD_STAGES", HEAD_STAGES),
             ("MAX_PASSES", MAX_PASSES),
             ("MAX_LAYERS", MAX_LAYERS),
         ];
-        for (name, value) in ours {
-            assert_eq!(constants.get(name).and_then(|text| text.parse().ok()), Some(value), "{name}");
-        }
-        let kernels = include_str!("../kernels/predictor_90a.cu");
+        agree(&[include_str!("../../kernels/predictor.cuh")], &ours);
+        let kernels = include_str!("../../kernels/predictor_90a.cu");
         assert!(KERNELS.iter().all(|(rows, _)| kernels.contains(&format!("\nPREDICTOR({rows})\n"))));
         assert_eq!(KERNELS.last().map(|(rows, _)| *rows), Some(MOST));
     }
@@ -419,6 +306,6 @@ mod tests {
         for (rows, _) in KERNELS {
             assert!(shared(rows) + STATIC <= SHARED, "{rows} rows");
         }
-        assert_eq!(KERNELS.map(|(rows, _)| ring(rows)), [8, 8, 7, 4]);
+        assert_eq!(KERNELS.map(|(rows, _)| ring(shared_of_rows(rows))), [8, 8, 7, 4, 4]);
     }
 }

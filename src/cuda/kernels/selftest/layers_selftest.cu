@@ -1,0 +1,318 @@
+// The persistent layers against the kernels of the graph: residuals and caches bit by bit, for every number of rows up to 8 and
+// for positions up to thousands; a wait in vain; and what both take.
+//   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o layers_selftest
+//     kernels/selftest/layers_selftest.cu && ./layers_selftest
+// `layers_selftest times [all]` measures alone, `layers_selftest stress [LAUNCHES]` repeats launches beside copies that take all
+// bandwidth, and tells each whose residual is another.
+#include "linear.cu"
+#include "attention.cu"
+#include "layers_90a.cu"
+#include "harness.cuh"
+#include <atomic>
+#include <cstring>
+#include <cudaTypedefs.h>
+#include <thread>
+
+constexpr int LAYERS_ALL = 28, SLOTS = 8, PAGES_EACH = 160, FREQUENCIES = DIM / 2;
+constexpr size_t CACHE_LAYER = (size_t)SLOTS * PAGES_EACH * KV_HEADS * PAGE * DIM;
+
+static WeightMap map_of(const bf16* w, int outputs, int inputs) {
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+    if (encode == nullptr) {
+        cudaDriverEntryPointQueryResult found;
+        CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000, cudaEnableDefault, &found));
+    }
+    WeightMap map;
+    const cuuint64_t sizes[3] = {cuuint64_t(inputs / PARTS), cuuint64_t(outputs), PARTS};
+    const cuuint64_t strides[2] = {cuuint64_t(inputs) * 2, cuuint64_t(inputs / PARTS) * 2};
+    const cuuint32_t box[3] = {CHUNK, 8, PARTS}, steps[3] = {1, 1, 1};
+    const CUresult answer = encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(w), sizes, strides, box, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (answer != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(answer)), exit(1);
+    return map;
+}
+
+struct Model {
+    bf16 *qkv[LAYERS_ALL], *output[LAYERS_ALL], *gate_up[LAYERS_ALL], *down[LAYERS_ALL], *gains, *qk_norm, *keys, *values;
+    float *frequencies, *x;
+    uint32_t *pages, *slots;
+    uint32_t* stalled; // mapped
+    WeightMap* maps;
+};
+static Model model() {
+    Model m;
+    std::vector<WeightMap> maps;
+    for (int l = 0; l < LAYERS_ALL; ++l) {
+        m.qkv[l] = random_of((size_t)4096 * HIDDEN, sqrtf(3.f / HIDDEN));
+        m.output[l] = random_of((size_t)HIDDEN * 2048, sqrtf(3.f / 2048));
+        m.gate_up[l] = random_of((size_t)2 * INNER * HIDDEN, sqrtf(3.f / HIDDEN));
+        m.down[l] = random_of((size_t)HIDDEN * INNER, sqrtf(3.f / INNER));
+        maps.push_back(map_of(m.qkv[l], 4096, HIDDEN));
+        maps.push_back(map_of(m.output[l], HIDDEN, 2048));
+        maps.push_back(map_of(m.gate_up[l], 2 * INNER, HIDDEN));
+        maps.push_back(map_of(m.down[l], HIDDEN, INNER));
+    }
+    m.maps = up(maps);
+    m.gains = random_of((size_t)2 * LAYERS_ALL * HIDDEN, 0.5f, 1.f);
+    m.qk_norm = random_of((size_t)LAYERS_ALL * 2 * DIM, 0.5f, 1.f);
+    m.keys = random_of(LAYERS_ALL * CACHE_LAYER, 1.f);
+    m.values = random_of(LAYERS_ALL * CACHE_LAYER, 1.f);
+    std::vector<float> frequencies, x;
+    for (int j = 0; j < FREQUENCIES; ++j) frequencies.push_back(1.f / powf(1000000.f, 2.f * j / DIM));
+    for (int i = 0; i < SLOTS * HIDDEN; ++i) x.push_back((i * 2654435761u >> 8) / 8388608.f - 1.f);
+    m.frequencies = up(frequencies);
+    m.x = up(x);
+    std::vector<uint32_t> pages, slots;
+    for (int i = 0; i < SLOTS * PAGES_EACH; ++i) pages.push_back((i * 37 + 11) % (SLOTS * PAGES_EACH));
+    for (int i = 0; i < SLOTS; ++i) slots.push_back((i * 5 + 3) % SLOTS);
+    m.pages = up(pages);
+    m.slots = up(slots);
+    CK(cudaHostAlloc(&m.stalled, 4, cudaHostAllocMapped));
+    *m.stalled = 0;
+    return m;
+}
+
+template <typename... P, typename... A>
+void launch(void (*k)(P...), dim3 grid, int threads, A... args) {
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = threads;
+    c.stream = st;
+    cudaLaunchAttribute at;
+    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at.val.programmaticStreamSerializationAllowed = 1;
+    c.attrs = &at;
+    c.numAttrs = 1;
+    CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
+}
+
+// What a way of computing writes.
+struct State {
+    bf16 *keys, *values;
+    float* x;
+};
+static State state_of() { return {device<bf16>(LAYERS_ALL * CACHE_LAYER), device<bf16>(LAYERS_ALL * CACHE_LAYER), device<float>(SLOTS * HIDDEN)}; }
+static void begin(const Model& m, const State& s) {
+    CK(cudaMemcpyAsync(s.keys, m.keys, LAYERS_ALL * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice, st));
+    CK(cudaMemcpyAsync(s.values, m.values, LAYERS_ALL * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice, st));
+    CK(cudaMemcpyAsync(s.x, m.x, SLOTS * HIDDEN * 4, cudaMemcpyDeviceToDevice, st));
+}
+
+static void queue_graph(const Model& m, const State& s, int rows, const int* positions, int layers) {
+    static bf16 *qkv = device<bf16>(SLOTS * 4096), *mixed = device<bf16>(SLOTS * 2048), *inner = device<bf16>(SLOTS * INNER);
+    const auto product = [&](Mode mode, const bf16* w, const void* in, const bf16* gain, void* y, int outputs, int inputs) {
+        const LinearArgs a{w, in, gain, nullptr, y, rows, outputs, inputs, mode == SILU_MUL ? outputs / 2 : outputs, 1e-6f};
+        const dim3 grid(outputs / 16);
+#define PICK(N) (gain ? linear_small_norm_##N : linear_small_##N)
+        if (mode == STORE) launch(PICK(store), grid, 256, a);
+        if (mode == ADD) launch(PICK(add), grid, 256, a);
+        if (mode == SILU_MUL) launch(PICK(silu_mul), grid, 256, a);
+    };
+    for (int l = 0; l < layers; ++l) {
+        product(STORE, m.qkv[l], s.x, m.gains + 2 * l * HIDDEN, qkv, 4096, HIDDEN);
+        AttentionArgs a = {};
+        a.qkv = qkv;
+        a.q_norm = m.qk_norm + l * 2 * DIM;
+        a.k_norm = m.qk_norm + (l * 2 + 1) * DIM;
+        a.inv_freq = m.frequencies;
+        a.keys = s.keys + l * CACHE_LAYER;
+        a.values = s.values + l * CACHE_LAYER;
+        a.out = mixed;
+        a.pages = m.pages;
+        a.slots = m.slots;
+        a.positions = positions;
+        a.rows = rows, a.heads = HEADS, a.kv_heads = KV_HEADS, a.head_dim = DIM, a.max_pages = PAGES_EACH;
+        a.eps = 1e-6f;
+        a.scale = 0.08838834764831845f;
+        launch(attend_fast2_write, dim3(KV_HEADS, rows), 256, a);
+        product(ADD, m.output[l], mixed, nullptr, s.x, HIDDEN, 2048);
+        product(SILU_MUL, m.gate_up[l], s.x, m.gains + (2 * l + 1) * HIDDEN, inner, 2 * INNER, HIDDEN);
+        product(ADD, m.down[l], inner, nullptr, s.x, HIDDEN, INNER);
+    }
+}
+
+struct Persistent {
+    LayersArgs args;
+    const void* kernel;
+    int shared;
+};
+static Persistent persistent_of(const Model& m, const State& s, int rows, const int* positions) {
+    Persistent p = {};
+    LayersArgs& a = p.args;
+    a.maps = m.maps, a.gains = m.gains, a.qk_norm = m.qk_norm, a.frequencies = m.frequencies;
+    a.keys = s.keys, a.values = s.values, a.pages = m.pages, a.slots = m.slots, a.positions = positions, a.x = s.x;
+    a.stalled = m.stalled;
+    a.layer_size = CACHE_LAYER, a.max_pages = PAGES_EACH, a.count = rows, a.layers = LAYERS_ALL;
+    a.eps = 1e-6f, a.scale = 0.08838834764831845f;
+    a.copying.flight = 3, a.copying.pace = 800, a.limit = 1u << 30;
+#define WAY(R)                                 \
+    if (rows > R / 2 && rows <= R) {           \
+        p.kernel = (const void*)layers_##R;    \
+        p.shared = sizeof(Shared<R>);          \
+        a.hops = device<uint4>(Hops<R>::SIZE); \
+    }
+    WAY(1) WAY(2) WAY(4) WAY(8)
+    return p;
+}
+static int most_ring(const Persistent& p, int kb) { return std::max(1, std::min(16, (kb * 1024 - p.shared - 1100) / STAGE)); }
+static void run(const Persistent& p, int ring, const LayersArgs& with) {
+    LayersArgs a = with;
+    a.copying.ring = ring;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = BLOCKS;
+    c.blockDim = COMPUTING + 128;
+    c.dynamicSmemBytes = (size_t)ring * STAGE + p.shared;
+    c.stream = st;
+    cudaLaunchAttribute at;
+    at.id = cudaLaunchAttributeCooperative;
+    at.val.cooperative = 1;
+    c.attrs = &at;
+    c.numAttrs = 1;
+    CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.dynamicSmemBytes));
+    CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+    void* args[] = {&a};
+    CK(cudaLaunchKernelExC(&c, p.kernel, args));
+}
+
+__global__ void count_differing(const uint32_t* a, const uint32_t* b, size_t words, unsigned long long* count) {
+    unsigned long long n = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) n += a[i] != b[i];
+    if (n > 0) atomicAdd(count, n);
+}
+static size_t differing(const void* a, const void* b, size_t bytes) {
+    static unsigned long long* count = device<unsigned long long>(1);
+    CK(cudaMemsetAsync(count, 0, 8, st));
+    count_differing<<<1024, 256, 0, st>>>((const uint32_t*)a, (const uint32_t*)b, bytes / 4, count);
+    return down(count, 1)[0];
+}
+
+int main(int argc, char** argv) {
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    CK(cudaStreamCreate(&st));
+    const Model m = model();
+    const State graph = state_of(), ours = state_of();
+    CK(cudaDeviceSynchronize());
+    const bool only_times = argc > 1 && strcmp(argv[1], "times") == 0, stress = argc > 1 && strcmp(argv[1], "stress") == 0;
+    int bad = 0;
+    // What positions rows have: short ones, one at a page's edge, long ones, padding.
+    const int places[][SLOTS] = {{0, 1, 15, 16, 17, 2, 31, 33}, {150, 64, 149, 130, 200, 31, 32, 12}, {2500, 1000, 513, 2047, 300, 2048, 1, 700}, {40, -1, 90, 55, -1, 3, 77, 20}};
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+        if (only_times || stress) break;
+        for (const auto& place : places) {
+            const int* positions = up(std::vector<int>(place, place + SLOTS));
+            const Persistent p = persistent_of(m, ours, rows, positions);
+            for (int layers : {1, 2, LAYERS_ALL}) {
+                if (layers < LAYERS_ALL && rows > 1 && rows != 4 && rows != 8) continue;
+                begin(m, graph);
+                queue_graph(m, graph, rows, positions, layers);
+                for (int again = 0; again < 3; ++again) {
+                    begin(m, ours);
+                    LayersArgs with = p.args;
+                    with.layers = layers;
+                    if (again == 1) with.copying.pace = 0, with.copying.flight = 16;
+                    const int ring = std::min(8, most_ring(p, again == 2 ? 222 : 150));
+                    run(p, ring, with);
+                    CK(cudaStreamSynchronize(st));
+                    size_t sums = 0;
+                    for (int r = 0; r < rows; ++r) {
+                        if (place[r] >= 0) sums += differing(graph.x + r * HIDDEN, ours.x + r * HIDDEN, HIDDEN * 4);
+                    }
+                    const size_t cache = again > 0 ? 0 : differing(graph.keys, ours.keys, layers * CACHE_LAYER * 2) + differing(graph.values, ours.values, layers * CACHE_LAYER * 2);
+                    const bool wrong = sums + cache > 0 || *m.stalled != 0;
+                    bad += wrong;
+                    if (wrong || (again == 0 && layers == LAYERS_ALL)) {
+                        printf("rows %d layers %2d at %d.. ring %d: %zu words of the residual, %zu of the cache differ, stalled %d; x %g %g\n", rows, layers, place[0], ring, sums, cache, (int)*m.stalled,
+                               down(graph.x, 2)[0], down(ours.x, 2)[0]);
+                    }
+                    *m.stalled = 0;
+                    if (bad > 12) return 1;
+                }
+            }
+        }
+    }
+    if (stress) {
+        const int launches = argc > 2 ? atoi(argv[2]) : 2000;
+        std::atomic<bool> stop{false};
+        std::thread copies([&] {
+            cudaStream_t own;
+            CK(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+            char* room = device<char>(512 << 20);
+            while (!stop) {
+                CK(cudaMemcpyAsync(room, room + (256 << 20), 256 << 20, cudaMemcpyDeviceToDevice, own));
+                CK(cudaStreamSynchronize(own));
+            }
+        });
+        const int* positions = up(std::vector<int>(places[1], places[1] + SLOTS));
+        for (int rows : {1, 2, 4, 8}) {
+            const Persistent p = persistent_of(m, ours, rows, positions);
+            const int ring = std::min(8, most_ring(p, 150));
+            begin(m, graph);
+            queue_graph(m, graph, rows, positions, LAYERS_ALL);
+            const std::vector<float> want = down(graph.x, (size_t)rows * HIDDEN);
+            int others = 0;
+            begin(m, ours);
+            for (int i = 0; i < launches; ++i) {
+                CK(cudaMemcpyAsync(ours.x, m.x, SLOTS * HIDDEN * 4, cudaMemcpyDeviceToDevice, st));
+                run(p, ring, p.args);
+                const std::vector<float> got = down(ours.x, (size_t)rows * HIDDEN);
+                others += memcmp(want.data(), got.data(), want.size() * 4) != 0;
+            }
+            bad += others;
+            printf("rows %d: %d of %d launches differ beside copies, stalled %d\n", rows, others, launches, (int)*m.stalled);
+        }
+        stop = true;
+        copies.join();
+        return bad != 0;
+    }
+    for (int rows : {1, 2, 4, 8}) {
+        for (int place : {0, 1, 2}) {
+            const int* positions = up(std::vector<int>(places[place], places[place] + SLOTS));
+            const Persistent p = persistent_of(m, ours, rows, positions);
+            const int ring = std::min(8, most_ring(p, 150));
+            begin(m, ours);
+            begin(m, graph);
+            queue_graph(m, graph, rows, positions, LAYERS_ALL);
+            const cudaGraphExec_t g = captured([&] { queue_graph(m, graph, rows, positions, LAYERS_ALL); });
+            const cudaGraphExec_t one = captured([&] { run(p, ring, p.args); });
+            printf("rows %d at %d..: graph %.1f us a layer", rows, places[place][0], median_of(20, [&] { CK(cudaGraphLaunch(g, st)); }) / LAYERS_ALL);
+            printf("; persistent, ring %d: %.1f", ring, median_of(20, [&] { CK(cudaGraphLaunch(one, st)); }) / LAYERS_ALL);
+            for (int room : {150, 222}) {
+                if (argc < 3 || place == 2) break;
+                float best = 1e9f;
+                LayersArgs with = p.args, chosen = with;
+                const int other = std::min(12, most_ring(p, room));
+                for (int flight : {2, 3, 4, 6})
+                    for (int pace : {0, 500, 600, 700, 800}) {
+                        with.copying.flight = flight, with.copying.pace = pace;
+                        const float us = median_of(6, [&] { run(p, other, with); }) / LAYERS_ALL;
+                        if (us < best) best = us, chosen = with;
+                    }
+                printf("; ring %d, flight %d, pace %d: %.1f", other, chosen.copying.flight, chosen.copying.pace, best);
+            }
+            printf("\n");
+        }
+    }
+    if (!only_times) {
+        // A wait in vain ends, and says so.
+        const int* positions = up(std::vector<int>(places[1], places[1] + SLOTS));
+        const Persistent p = persistent_of(m, ours, 1, positions);
+        LayersArgs with = p.args;
+        with.limit = 2000;
+        run(p, 4, with);
+        CK(cudaStreamSynchronize(st));
+        printf("a limit of 2000 cycles: stalled %d\n", (int)*m.stalled);
+        bad += *m.stalled != 1;
+        // The next launch is whole again.
+        *m.stalled = 0;
+        begin(m, graph);
+        queue_graph(m, graph, 1, positions, LAYERS_ALL);
+        begin(m, ours);
+        run(p, 4, p.args);
+        const size_t sums = differing(graph.x, ours.x, HIDDEN * 4);
+        printf("the launch behind it: %zu differ, stalled %d\n", sums, (int)*m.stalled);
+        bad += sums != 0 || *m.stalled != 0;
+    }
+    printf(bad == 0 ? "fine\n" : "%d WRONG\n", bad);
+    return bad != 0;
+}

@@ -1,0 +1,222 @@
+//! All layers of a talker as one launch: see `kernels/layers_90a.cu`. It reads the weights where the graph's kernels do.
+
+use super::{BLOCKS, Copying, Limits, STAGE, THREADS, ring, stacked};
+use crate::CudaError;
+use crate::buffer::Buffer;
+use crate::decoder::{Cache, DenseLayer};
+use crate::kernel::{Kernel, Shape, kernel_args};
+use crate::stream::Stream;
+use crate::talker::net::{TalkerNet, Text};
+use crate::tensor_map::TensorMap;
+use crate::weights::element_size;
+use omni_config::Precision;
+use omni_model::hf::DecoderConfig;
+
+/// The constants of `kernels/layers.cuh`.
+const HIDDEN: usize = 2048;
+const INNER: usize = 6144;
+const HEADS: usize = 16;
+const KV_HEADS: usize = 8;
+const MAX_LAYERS: usize = 60;
+/// Of `kernels/attention.cuh`.
+const DIM: usize = 128;
+
+/// The kernels, by the sequences that they take.
+const KERNELS: [(usize, &str); 4] = [(1, "layers_1"), (2, "layers_2"), (4, "layers_4"), (8, "layers_8")];
+/// Sequences of the largest.
+pub(super) const MOST: usize = 8;
+/// The share of the memory's rate at which pieces are asked for: more than all, so that a ring fills up again behind a wait.
+const SHARE: f64 = 1.08;
+
+/// Everything that its launches share.
+pub(in crate::talker) struct Layers {
+    /// By sequences, ascending.
+    launches: Vec<Launch>,
+    maps: Buffer<u64>,
+    gains: Buffer<u8>,
+    qk_norm: Buffer<u8>,
+    frequencies: u64,
+    limits: Limits,
+    layers: i32,
+    eps: f32,
+}
+
+/// The kernel for so many sequences, and what its blocks hand to each other.
+struct Launch {
+    rows: usize,
+    kernel: Kernel,
+    hops: Buffer<u8>,
+    copying: Copying,
+}
+
+/// Rows of different sequences.
+pub(in crate::talker) struct Batch<'a> {
+    pub count: usize,
+    /// Address of the residual, f32 `[count, HIDDEN]`.
+    pub x: u64,
+    /// Address of `[count]` sequence numbers, u32.
+    pub slots: u64,
+    /// Address of `[count]` positions, i32; negative for padding.
+    pub positions: u64,
+    pub cache: &'a Cache,
+}
+
+/// `LayersArgs` of `kernels/layers.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    maps: u64,
+    gains: u64,
+    qk_norm: u64,
+    frequencies: u64,
+    hops: u64,
+    keys: u64,
+    values: u64,
+    pages: u64,
+    slots: u64,
+    positions: u64,
+    x: u64,
+    stalled: u64,
+    layer_size: u64,
+    max_pages: i32,
+    count: i32,
+    layers: i32,
+    eps: f32,
+    scale: f32,
+    copying: Copying,
+    limit: u32,
+}
+
+impl Layers {
+    /// Room, and how the copy engine finds the weights of `layers`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn new(
+        net: &TalkerNet,
+        layers: &[DenseLayer<'_>],
+        limits: Limits,
+        stream: &Stream,
+    ) -> Result<Layers, CudaError> {
+        let gpu = &net.gpu;
+        let what = "persistent kernels";
+        let mut maps = Vec::new();
+        for layer in layers {
+            for linear in [layer.qkv, layer.output, layer.gate_up, layer.down] {
+                let address = linear.weight().address();
+                maps.extend(TensorMap::of_parts(address, linear.outputs(), linear.inputs())?.words());
+            }
+        }
+        let launches = KERNELS.iter().map(|(rows, name)| {
+            let kernel = gpu.kernel(name)?;
+            kernel.allow_shared(shared(*rows))?;
+            kernel.prefer_shared()?;
+            let copying = Copying::new(gpu, ring(shared_of_rows(*rows)), SHARE)?;
+            Ok(Launch { rows: *rows, kernel, hops: gpu.zeros(what, hops(*rows))?, copying })
+        });
+        Ok(Layers {
+            launches: launches.collect::<Result<_, CudaError>>()?,
+            maps: gpu.upload(what, &maps)?,
+            gains: stacked(gpu, stream, layers.iter().flat_map(|layer| layer.norms))?,
+            qk_norm: stacked(gpu, stream, layers.iter().flat_map(|layer| layer.head_norms))?,
+            frequencies: net.stack.frequencies(),
+            limits,
+            layers: layers.len() as i32,
+            eps: net.config.text.rms_norm_eps as f32,
+        })
+    }
+
+    /// Queues all layers over the residual of at most [`MOST`] rows.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn queue(&self, stream: &Stream, batch: &Batch<'_>) -> Result<(), CudaError> {
+        let Some(launch) = self.launches.iter().find(|launch| launch.rows >= batch.count) else { return Ok(()) };
+        let [keys, values] = batch.cache.buffers();
+        let args = Args {
+            maps: self.maps.address(),
+            gains: self.gains.address(),
+            qk_norm: self.qk_norm.address(),
+            frequencies: self.frequencies,
+            hops: launch.hops.address(),
+            keys: keys.address(),
+            values: values.address(),
+            pages: batch.cache.tables(),
+            slots: batch.slots,
+            positions: batch.positions,
+            x: batch.x,
+            stalled: self.limits.stalled,
+            layer_size: (batch.cache.layer_bytes() / element_size(Precision::Bf16)) as u64,
+            max_pages: batch.cache.max_pages() as i32,
+            count: batch.count as i32,
+            layers: self.layers,
+            eps: self.eps,
+            scale: (DIM as f32).sqrt().recip(),
+            copying: launch.copying,
+            limit: self.limits.cycles,
+        };
+        let shape = Shape::new(BLOCKS, THREADS).shared(shared(launch.rows)).cooperative();
+        // SAFETY: the argument is `LayersArgs`, with addresses of buffers of `self`, of the net and of the stage that
+        // queues; `hops` has the size that this kernel takes.
+        unsafe { launch.kernel.launch(stream, shape, kernel_args![args]) }
+    }
+}
+
+/// The layers of the talker, if the kernels take it.
+pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
+    let DecoderConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, .. } =
+        net.config.text;
+    let sizes = [hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim];
+    let known = sizes == [HIDDEN, INNER, HEADS, KV_HEADS, DIM];
+    let few = net.config.text.num_hidden_layers <= MAX_LAYERS;
+    // Where a thinker hands media on, positions have three axes.
+    let turned_alike = matches!(net.text, Text::Table { .. });
+    if known && few && turned_alike { net.stack.dense_layers() } else { None }
+}
+
+/// `sizeof(Shared<rows>)`.
+fn shared_of_rows(rows: usize) -> usize {
+    7232 + 8 * (576 * rows + 1040 * rows.min(4))
+}
+
+/// Dynamic shared memory of a launch of so many rows, in bytes.
+fn shared(rows: usize) -> usize {
+    ring(shared_of_rows(rows)) * STAGE + shared_of_rows(rows)
+}
+
+/// `Hops<rows>::SIZE`, in bytes.
+fn hops(rows: usize) -> usize {
+    16 * (1 + rows * 4608)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::agree;
+    use super::super::{SHARED, STATIC};
+    use super::*;
+
+    /// The kernels and this file must agree on each of them.
+    #[test]
+    fn the_constants_are_those_of_the_kernels() {
+        let ours = [
+            ("HIDDEN", HIDDEN),
+            ("INNER", INNER),
+            ("HEADS", HEADS),
+            ("KV_HEADS", KV_HEADS),
+            ("MAX_LAYERS", MAX_LAYERS),
+            ("DIM", DIM),
+        ];
+        agree(&[include_str!("../../kernels/layers.cuh"), include_str!("../../kernels/attention.cuh")], &ours);
+        let kernels = include_str!("../../kernels/layers_90a.cu");
+        assert!(KERNELS.iter().all(|(rows, _)| kernels.contains(&format!("\nLAYERS({rows})\n"))));
+        assert_eq!(KERNELS.last().map(|(rows, _)| *rows), Some(MOST));
+    }
+
+    #[test]
+    fn blocks_fit_beside_the_vocoders() {
+        for (rows, _) in KERNELS {
+            assert!(shared(rows) + STATIC <= SHARED, "{rows} rows");
+        }
+        assert_eq!(KERNELS.map(|(rows, _)| ring(shared_of_rows(rows))), [8, 7, 5, 4]);
+    }
+}

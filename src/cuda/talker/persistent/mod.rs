@@ -1,0 +1,207 @@
+//! Launches whose blocks stay on the GPU together and wait for each other, for few sequences on Hopper, in bf16 and with the
+//! sizes of published talkers: the layers in one launch, and the code predictor's passes behind the first one in another.
+//! Everything else takes the kernels of the graph one by one, and gets the same bits.
+
+mod layers;
+mod predictor;
+
+use super::net::TalkerNet;
+use crate::buffer::{Buffer, Pinned};
+use crate::spinning::Spinning;
+use crate::stream::Stream;
+use crate::weights::Weight;
+use crate::{CudaError, Gpu, images};
+pub(super) use layers::{Batch, Layers};
+use omni_config::Precision;
+pub(super) use predictor::{Predictor, Step};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The constants of `kernels/persistent.cuh`.
+const BLOCKS: usize = 128;
+const THREADS: u32 = 256 + 128;
+const STAGE: usize = 16 << 10;
+
+/// Shared memory of a block, beside which those of all but the vocoder's largest tile find room, and how many pieces of
+/// weights it holds at most.
+const SHARED: usize = 150 << 10;
+const MOST_RING: usize = 8;
+/// What a kernel has in shared memory that no launch asks for.
+const STATIC: usize = 1100;
+/// Cycles from one piece of weights to the next at most.
+const MOST_PACE: i32 = 1000;
+/// The longest limit, in cycles: the device counts them in 32 bits.
+const MOST_CYCLES: f64 = (1u32 << 31) as f64;
+
+/// What a talker has of them.
+pub(super) struct Persistent {
+    layers: Option<Layers>,
+    predictor: Option<Predictor>,
+    stalled: Arc<Stalled>,
+    _only: Spinning,
+}
+
+/// What a launch that waited in vain leaves.
+pub(super) struct Stalled {
+    word: Pinned<u32>,
+    limit: Duration,
+}
+
+/// `Copying` of `kernels/persistent.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Copying {
+    ring: i32,
+    flight: i32,
+    pace: i32,
+}
+
+/// What launches of a GPU have in common.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Cycles that a launch may take.
+    cycles: u32,
+    /// Address of the word of [`Stalled`].
+    stalled: u64,
+}
+
+impl Persistent {
+    /// Room and what it holds, where the GPU, the config and the device's other users allow it. `limit`: the longest time
+    /// of a launch.
+    ///
+    /// # Errors
+    /// What the driver says; a device without room for it is no error.
+    pub fn new(net: &TalkerNet, limit: Duration, stream: &Stream) -> Result<Option<Persistent>, CudaError> {
+        let gpu = &net.gpu;
+        let device = gpu.capability() == 90 && images::HOPPER && gpu.multiprocessors() as usize >= BLOCKS;
+        if !device || net.precision != Precision::Bf16 {
+            return Ok(None);
+        }
+        let (layers, predictor) = (layers::served(net), predictor::served(net));
+        if layers.is_none() && predictor.is_none() {
+            return Ok(None);
+        }
+        let only = match Spinning::begin(gpu) {
+            Ok(only) => only,
+            Err(why) => {
+                tracing::info!(why, "the talker runs as a graph");
+                return Ok(None);
+            }
+        };
+        let make = || -> Result<Persistent, CudaError> {
+            let word = gpu.pinned(1)?;
+            let cycles = limit.as_secs_f64() * gpu.clock_rate()?;
+            let limits = Limits { cycles: cycles.min(MOST_CYCLES) as u32, stalled: word.device_at(0) };
+            let made = Persistent {
+                layers: layers.map(|of| Layers::new(net, &of, limits, stream)).transpose()?,
+                predictor: predictor.map(|of| Predictor::new(net, &of, limits, stream)).transpose()?,
+                stalled: Arc::new(Stalled { word, limit }),
+                _only: only,
+            };
+            stream.synchronize()?;
+            Ok(made)
+        };
+        match make() {
+            Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
+                tracing::warn!(%error, "the talker runs as a graph");
+                Ok(None)
+            }
+            Ok(made) => {
+                let (layers, predictor) = (made.layers.is_some(), made.predictor.is_some());
+                tracing::info!(
+                    layers,
+                    predictor,
+                    limit_ms = limit.as_millis() as u64,
+                    "kernels stay on the GPU for few sequences"
+                );
+                Ok(Some(made))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The launch of all layers, if it takes so many sequences.
+    pub fn layers(&self, rows: usize) -> Option<&Layers> {
+        self.layers.as_ref().filter(|_| rows <= layers::MOST)
+    }
+
+    /// The launch of the predictor's later passes, if it takes so many sequences.
+    pub fn predictor(&self, rows: usize) -> Option<&Predictor> {
+        self.predictor.as_ref().filter(|_| rows <= predictor::MOST)
+    }
+
+    /// What tells a step that a launch waited in vain.
+    pub fn stalled(&self) -> &Arc<Stalled> {
+        &self.stalled
+    }
+}
+
+impl Stalled {
+    /// Refuses the results of a step in which a block waited longer than the limit, and keeps later talkers of this
+    /// process from persistent kernels on the GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Stalled`].
+    pub fn check(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        if self.word.get(0..1) == [0] {
+            return Ok(());
+        }
+        gpu.forbid_spinning();
+        Err(CudaError::Stalled { limit: self.limit })
+    }
+}
+
+impl Copying {
+    /// For `ring` stages. `share` of the memory's rate is what they are asked for at: faster, they slow what blocks tell
+    /// each other.
+    fn new(gpu: &Gpu, ring: usize, share: f64) -> Result<Copying, CudaError> {
+        let piece = (BLOCKS * STAGE) as f64 / (gpu.memory_rate()? * share);
+        let pace = ((piece * gpu.clock_rate()?) as i32).min(MOST_PACE);
+        // A slower memory is full with fewer.
+        Ok(Copying { ring: ring as i32, flight: if pace < 900 { 3 } else { 2 }, pace })
+    }
+}
+
+/// Pieces of weights that a block has room for, beside `shared` bytes.
+fn ring(shared: usize) -> usize {
+    ((SHARED - STATIC - shared) / STAGE).min(MOST_RING)
+}
+
+/// Weights one behind the other.
+fn stacked<'a>(gpu: &Gpu, stream: &Stream, parts: impl Iterator<Item = &'a Weight>) -> Result<Buffer<u8>, CudaError> {
+    let parts: Vec<&Weight> = parts.collect();
+    let all = gpu.alloc("persistent kernels", parts.iter().map(|part| part.buffer().len()).sum())?;
+    let mut at = 0;
+    for part in parts {
+        let bytes = part.buffer().len();
+        all.copy_async(stream, at, part.buffer(), 0, bytes)?;
+        at += bytes;
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// That constants of kernels have these values.
+    pub fn agree(sources: &[&str], ours: &[(&str, usize)]) {
+        let constants: HashMap<&str, &str> = sources
+            .iter()
+            .flat_map(|source| source.lines())
+            .filter_map(|line| line.strip_prefix("constexpr int ")?.split_once(';'))
+            .flat_map(|(all, _)| all.split(", "))
+            .filter_map(|one| one.split_once(" = "))
+            .collect();
+        for (name, value) in ours {
+            assert_eq!(constants.get(name).and_then(|text| text.parse().ok()), Some(*value), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_constants_are_those_of_the_kernels() {
+        let ours = [("BLOCKS", BLOCKS), ("COMPUTING", THREADS as usize - 128), ("STAGE", STAGE)];
+        agree(&[include_str!("../../kernels/persistent.cuh")], &ours);
+    }
+}
