@@ -10,15 +10,6 @@ constexpr int LANES = 8;                         // threads that share a positio
 constexpr int GROUPS = WARPS * (WARP / LANES);   // positions looked at together
 constexpr int OWN = DIM / LANES;                 // elements of a position that a thread has: 8 of each half
 
-__device__ __forceinline__ void unpack(const uint4& from, float* to) {
-    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        to[2 * i] = __uint_as_float(words[i] << 16);
-        to[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-    }
-}
-
 // What a thread has of a position: of its key and of its value 8 elements of each half.
 struct Fetched {
     uint4 k0, k1, v0, v1;

@@ -15,11 +15,6 @@ constexpr int PIECE = 32;  // positions
 constexpr int STREAMS = 8;
 constexpr int KEYS = PIECE / 8, VALUES = DIM / 8; // tiles of eight
 
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
-}
-
 // What 16 rows have seen of a stream: lane (g, t) has of rows g and g + 8 two numbers of each tile of eight.
 struct Seen {
     float mix[VALUES][4];

@@ -34,24 +34,12 @@ __device__ __forceinline__ void attend(const LayersArgs& a, const Clock& clock, 
             float* raw = s.heads[warp];
             reinterpret_cast<float4*>(raw)[lane] = make_float4(low_half(front), high_half(front), low_half(back), high_half(back));
             const bf16* gain = a.qk_norm + (layer * 2 + warp) * DIM + lane;
+            const float gains[4] = {to_float(gain[0]), to_float(gain[32]), to_float(gain[64]), to_float(gain[96])};
+            const float2 turns[2] = {s.turns[lane], s.turns[lane + 32]};
             __syncwarp();
-            float x[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) x[i] = raw[lane + 32 * i];
-            float sum = __fmaf_rn(x[0], x[0], 0.f);
-            sum = __fmaf_rn(x[2], x[2], sum);
-            sum = __fmaf_rn(x[1], x[1], sum);
-            sum = __fmaf_rn(x[3], x[3], sum);
-            const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(DIM) + a.eps);
+            float x[4] = {raw[lane], raw[lane + 32], raw[lane + 64], raw[lane + 96]};
             // The key is not scaled: times 1 changes no bit.
-            const float times = warp == 1 ? 1.f : a.scale * 1.4426950408889634f;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float2 turn = s.turns[lane + 32 * i];
-                const float low = normed(x[i], scale, to_float(gain[32 * i])), high = normed(x[i + 2], scale, to_float(gain[32 * i + 64]));
-                x[i] = __fmaf_rn(low, turn.y, -__fmul_rn(high, turn.x)) * times;
-                x[i + 2] = __fmaf_rn(high, turn.y, __fmul_rn(low, turn.x)) * times;
-            }
+            norm_and_turn(x, gains, turns, a.eps, warp == 1 ? 1.f : a.scale * 1.4426950408889634f);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 if (warp == 0) {
@@ -93,58 +81,24 @@ __device__ __forceinline__ void run_layers(const LayersArgs& a, Shared<R>& s, Ri
     const uint32_t rows_at = shared_at(rows);
     int parity = 0;
 
-    // N packets of this lane of each of COUNT rows, which have `of_row` packets.
-    const auto receive_rows = [&](auto each, auto count, int from, int of_row, uint32_t epoch, auto take) {
-        constexpr int N = decltype(each)::value, PIECES = N * decltype(count)::value, TOGETHER = PIECES < 8 ? PIECES : 8;
-#pragma unroll
-        for (int o = 0; o < PIECES; o += TOGETHER) {
-            receive<TOGETHER>(clock, epoch, part + from + o / N * of_row, [&](int i) { return i / N * of_row + i % N * 32; },
-                              [&](int i, const Packet& q) { take((o + i) / N, (o + i) % N, q); });
-        }
-        __syncwarp();
-    };
     // This warp's part of all rows, normed with the other warps.
     const auto norm_in = [&](int kind, uint32_t epoch, const bf16* gain) {
         const int input = g * STEP + t * 8; // the first of eight that this lane norms, of every row
-        float gained[8];
-        unpack(*reinterpret_cast<const uint4*>(gain + warp * S::PART + input), gained);
+        const uint4 gains = *reinterpret_cast<const uint4*>(gain + warp * S::PART + input);
 #pragma unroll
         for (int first = 0; first < R; first += S::RAWS) {
-            receive_rows(Count<4>{}, Count<S::RAWS>{}, kind + first * OF_RESIDUAL + warp * (OF_RESIDUAL / PARTS), OF_RESIDUAL, epoch, [&](int row, int i, const Packet& q) {
+            const uint4* from = part + kind + first * OF_RESIDUAL + warp * (OF_RESIDUAL / PARTS);
+            receive_rows<4, S::RAWS>(clock, epoch, from, OF_RESIDUAL, [&](int row, int i, const Packet& q) {
                 *reinterpret_cast<float2*>(raw + row * (S::RAW / 4) + i * 64 + lane * 2) = make_float2(__uint_as_float(q.x), __uint_as_float(q.y));
             });
-            // The order of row_scales.
-            const float* squared = raw + min(g, S::RAWS - 1) * (S::RAW / 4) + t * 8;
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < S::PART; i += STEP) {
-                const float4 x = *reinterpret_cast<const float4*>(squared + i), y = *reinterpret_cast<const float4*>(squared + i + 4);
-                sum = __fmaf_rn(x.x, x.x, sum);
-                sum = __fmaf_rn(x.y, x.y, sum);
-                sum = __fmaf_rn(x.z, x.z, sum);
-                sum = __fmaf_rn(x.w, x.w, sum);
-                sum = __fmaf_rn(y.x, y.x, sum);
-                sum = __fmaf_rn(y.y, y.y, sum);
-                sum = __fmaf_rn(y.z, y.z, sum);
-                sum = __fmaf_rn(y.w, y.w, sum);
-            }
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if (t == 0) s.squares[parity][warp][g] = sum;
-            meet();
-            float total = s.squares[parity][0][g];
-#pragma unroll
-            for (int p = 1; p < PARTS; ++p) total = __fadd_rn(total, s.squares[parity][p][g]);
+            const float sum = lane_squares(raw + min(g, S::RAWS - 1) * (S::RAW / 4) + t * 8, S::PART);
+            const float scale = scales_of(sum, HIDDEN, a.eps, s.squares[parity], meet);
             parity ^= 1;
-            const float scale = rsqrtf(total / static_cast<float>(HIDDEN) + a.eps);
 #pragma unroll
             for (int row = 0; row < S::RAWS; ++row) {
                 const float of_row = __shfl_sync(~0u, scale, row * 4);
                 const float4* at = reinterpret_cast<const float4*>(raw + row * (S::RAW / 4) + input);
-                const float4 x = at[0], y = at[1];
-                *reinterpret_cast<uint4*>(rows + (first + row) * S::NORMED + input * 2) = make_uint4(
-                    packed(normed(x.x, of_row, gained[0]), normed(x.y, of_row, gained[1])), packed(normed(x.z, of_row, gained[2]), normed(x.w, of_row, gained[3])),
-                    packed(normed(y.x, of_row, gained[4]), normed(y.y, of_row, gained[5])), packed(normed(y.z, of_row, gained[6]), normed(y.w, of_row, gained[7])));
+                *reinterpret_cast<uint4*>(rows + (first + row) * S::NORMED + input * 2) = normed8(at[0], at[1], of_row, gains);
             }
             __syncwarp();
         }
@@ -236,7 +190,7 @@ __device__ __forceinline__ void run_layers(const LayersArgs& a, Shared<R>& s, Ri
         {
             uint4 f[AHEAD][4];
             take_ahead<AHEAD>(ring, f, lane);
-            receive_rows(Count<2>{}, Count<R>{}, H::ATTENDED + warp * 2 * OF_HEAD, HEADS * OF_HEAD, epoch, [&](int row, int head, const Packet& q) {
+            receive_rows<2, R>(clock, epoch, part + H::ATTENDED + warp * 2 * OF_HEAD, HEADS * OF_HEAD, [&](int row, int head, const Packet& q) {
                 *reinterpret_cast<uint2*>(rows + row * S::NORMED + (head * 32 + lane) * 8) = make_uint2(q.x, q.y);
             });
             float acc[1][4] = {};
@@ -261,7 +215,7 @@ __device__ __forceinline__ void run_layers(const LayersArgs& a, Shared<R>& s, Ri
             for (int half = 0; half < S::HALVES; ++half) {
                 uint4 f[AHEAD][4];
                 take_ahead<AHEAD>(ring, f, lane);
-                receive_rows(Count<EACH>{}, Count<R>{}, H::INNER_AT + warp * (OF_INNER / PARTS) + half * EACH * 32, OF_INNER, epoch, [&](int row, int i, const Packet& q) {
+                receive_rows<EACH, R>(clock, epoch, part + H::INNER_AT + warp * (OF_INNER / PARTS) + half * EACH * 32, OF_INNER, [&](int row, int i, const Packet& q) {
                     uint32_t* word = reinterpret_cast<uint32_t*>(rows + row * S::INNER_ROW) + (i * 32 + lane) * 3;
                     word[0] = q.x, word[1] = q.y, word[2] = q.z;
                 });
@@ -278,26 +232,14 @@ __device__ __forceinline__ void run_layers(const LayersArgs& a, Shared<R>& s, Ri
     }
 }
 
-// Registers: 112 for each of twelve warps at the start. The four that do not compute give most of theirs to the eight that
-// do, so that a block of the vocoder still fits beside.
 template <int R>
 __device__ __forceinline__ void layers(const LayersArgs& a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char dynamic[];
-    __shared__ uint64_t barriers[32];
-    const Clock clock = {static_cast<uint32_t>(::clock()), a.limit};
-    const uint32_t full = shared_at(barriers), empty = full + 128;
-    if (threadIdx.x == 0) begin_ring(full, empty, a.copying.ring);
-    __syncthreads();
-    if (threadIdx.x >= COMPUTING) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x < COMPUTING + WARP) copy_weights<R>(a, clock, full, empty, shared_at(dynamic));
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        const Ring<Boxes> ring = {full, empty, shared_at(dynamic) + Boxes::own(warp, lane), 0, a.copying.ring, 0, clock};
-        run_layers<R>(a, *reinterpret_cast<Shared<R>*>(dynamic + a.copying.ring * STAGE), ring);
-    }
+    stay<Boxes>(
+        a.copying, a.limit, dynamic,
+        [&](const Clock& clock, uint32_t full, uint32_t empty, uint32_t data) { copy_weights<R>(a, clock, full, empty, data); },
+        [&](const Ring<Boxes>& ring, unsigned char* behind) { run_layers<R>(a, *reinterpret_cast<Shared<R>*>(behind), ring); });
 #endif
 }
 

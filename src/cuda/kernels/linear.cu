@@ -41,15 +41,6 @@ __device__ __forceinline__ void linear_plain(const LinearArgs& a) {
     }
 }
 
-// Four neighbours of a normed row in bf16.
-__device__ __forceinline__ uint2 normed4(const float4& v, float scale, const uint2& gain) {
-    const auto low = [](uint32_t word) { return __uint_as_float(word << 16); };
-    const auto high = [](uint32_t word) { return __uint_as_float(word & 0xFFFF0000u); };
-    const __nv_bfloat162 a = __floats2bfloat162_rn(normed(v.x, scale, low(gain.x)), normed(v.y, scale, high(gain.x)));
-    const __nv_bfloat162 b = __floats2bfloat162_rn(normed(v.z, scale, low(gain.y)), normed(v.w, scale, high(gain.y)));
-    return make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
-}
-
 // ---- tensor cores ------------------------------------------------------------------------------------------------------
 
 constexpr int MAX_NORMED = 2048; // inputs that linear_small norms by itself
@@ -121,9 +112,7 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
                     const int input = first + (step + u) * STEP;
                     const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + static_cast<size_t>(g) * a.inputs + input);
                     const uint4 gain = *reinterpret_cast<const uint4*>(gains + input);
-                    const uint2 front = normed4(from[0], scale, make_uint2(gain.x, gain.y));
-                    const uint2 back = normed4(from[1], scale, make_uint2(gain.z, gain.w));
-                    x[u] = make_uint4(front.x, front.y, back.x, back.y);
+                    x[u] = normed8(from[0], from[1], scale, gain);
                 }
             }
 #pragma unroll

@@ -19,13 +19,7 @@ __device__ __forceinline__ uint4 load_shared(uint32_t at) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
     return v;
 }
-__device__ __forceinline__ uint32_t packed(float a, float b) {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&v);
-}
 __device__ __forceinline__ uint32_t half_bits(float a) { return __bfloat16_as_ushort(__float2bfloat16_rn(a)); }
-__device__ __forceinline__ float low_half(uint32_t w) { return __uint_as_float(w << 16); }
-__device__ __forceinline__ float high_half(uint32_t w) { return __uint_as_float(w & 0xFFFF0000u); }
 // A number as an argument.
 template <int N>
 struct Count {
@@ -69,6 +63,17 @@ __device__ __forceinline__ void receive(const Clock& clock, uint32_t epoch, cons
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) take(i, v[i]);
+}
+// Waits for N packets of this lane of each of COUNT rows, which have `of_row` packets, eight at once.
+template <int N, int COUNT, class TAKE>
+__device__ __forceinline__ void receive_rows(const Clock& clock, uint32_t epoch, const uint4* from, int of_row, TAKE take) {
+    constexpr int PIECES = N * COUNT, TOGETHER = PIECES < 8 ? PIECES : 8;
+#pragma unroll
+    for (int o = 0; o < PIECES; o += TOGETHER) {
+        receive<TOGETHER>(clock, epoch, from + o / N * of_row, [&](int i) { return i / N * of_row + i % N * 32; },
+                          [&](int i, const Packet& q) { take((o + i) / N, (o + i) % N, q); });
+    }
+    __syncwarp();
 }
 // Hands on N numbers that the first lanes of a warp have, two in a packet.
 template <int N>
@@ -190,4 +195,45 @@ __device__ __forceinline__ float total_of(const float* sums, int stride, int at)
 #pragma unroll
     for (int w = 1; w < PARTS; ++w) s = __fadd_rn(s, sums[w * stride + at]);
     return s;
+}
+
+// ---- heads -------------------------------------------------------------------------------------------------------------
+
+// Norms and turns a head of 128 numbers by a warp, whose lanes have every 32nd of them; then multiplies by `times`. The
+// order of Turn::head of attention.cuh.
+__device__ __forceinline__ void norm_and_turn(float (&x)[4], const float (&gains)[4], const float2 (&turns)[2], float eps, float times) {
+    float sum = __fmaf_rn(x[0], x[0], 0.f);
+    sum = __fmaf_rn(x[2], x[2], sum);
+    sum = __fmaf_rn(x[1], x[1], sum);
+    sum = __fmaf_rn(x[3], x[3], sum);
+    const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(4 * WARP) + eps);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float low = normed(x[i], scale, gains[i]), high = normed(x[i + 2], scale, gains[i + 2]);
+        x[i] = __fmaf_rn(low, turns[i].y, -__fmul_rn(high, turns[i].x)) * times;
+        x[i + 2] = __fmaf_rn(high, turns[i].y, __fmul_rn(low, turns[i].x)) * times;
+    }
+}
+
+// ---- a block -----------------------------------------------------------------------------------------------------------
+
+// What a block does: one warp copies, as `copy(clock, full, empty, data)` has it, and eight compute, as `compute(ring,
+// behind)` does; `behind` the ring is the rest of `dynamic`. Registers: 112 for each of twelve warps at the start. The
+// four that do not compute give most of theirs to the eight that do, so that a block of the vocoder still fits beside.
+template <class PLACE, class COPY, class COMPUTE>
+__device__ __forceinline__ void stay(const Copying& copying, uint32_t limit, unsigned char* dynamic, COPY copy, COMPUTE compute) {
+    __shared__ uint64_t barriers[32];
+    const Clock clock = {static_cast<uint32_t>(::clock()), limit};
+    const uint32_t full = shared_at(barriers), empty = full + 128, data = shared_at(dynamic);
+    if (threadIdx.x == 0) begin_ring(full, empty, copying.ring);
+    __syncthreads();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (threadIdx.x >= COMPUTING) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (threadIdx.x < COMPUTING + WARP) copy(clock, full, empty, data);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        const Ring<PLACE> ring = {full, empty, data + PLACE::own(warp, lane), 0, copying.ring, 0, clock};
+        compute(ring, dynamic + copying.ring * STAGE);
+    }
 }

@@ -63,32 +63,11 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
             receive_rows(Count<2>{}, Count<S::RAWS>{}, kind + from * ROW, epoch, [&](int row, int half, const Packet& q) {
                 *reinterpret_cast<float2*>(raw + row * (S::RAW / 4) + half * 64 + lane * 2) = make_float2(__uint_as_float(q.x), __uint_as_float(q.y));
             });
-            // The order of row_scales.
-            const float* squared = raw + min(g, S::RAWS - 1) * (S::RAW / 4) + t * 8;
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < 128; i += STEP) {
-                const float4 x = *reinterpret_cast<const float4*>(squared + i), y = *reinterpret_cast<const float4*>(squared + i + 4);
-                sum = __fmaf_rn(x.x, x.x, sum);
-                sum = __fmaf_rn(x.y, x.y, sum);
-                sum = __fmaf_rn(x.z, x.z, sum);
-                sum = __fmaf_rn(x.w, x.w, sum);
-                sum = __fmaf_rn(y.x, y.x, sum);
-                sum = __fmaf_rn(y.y, y.y, sum);
-                sum = __fmaf_rn(y.z, y.z, sum);
-                sum = __fmaf_rn(y.w, y.w, sum);
-            }
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if (t == 0) s.squares[parity][warp][g] = sum;
-            meet();
-            float total = s.squares[parity][0][g];
-#pragma unroll
-            for (int p = 1; p < PARTS; ++p) total = __fadd_rn(total, s.squares[parity][p][g]);
+            const float sum = lane_squares(raw + min(g, S::RAWS - 1) * (S::RAW / 4) + t * 8, 128);
+            const float scale = scales_of(sum, HIDDEN, a.eps, s.squares[parity], [] { meet(); });
             parity ^= 1;
-            const float scale = rsqrtf(total / static_cast<float>(HIDDEN) + a.eps);
             float gained[8];
-            eight_of(gains, gained);
+            unpack(gains, gained);
 #pragma unroll
             for (int first = 0; first < S::RAWS; first += 2) {
                 const int row = first + g / 4;
@@ -246,7 +225,7 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
             if (pass + 1 < a.passes && threadIdx.x < BLOCKS) {
                 float v[8];
                 const bf16* table = reinterpret_cast<const bf16*>(a.narrowed[pass]) + static_cast<size_t>(code) * HIDDEN;
-                eight_of(reinterpret_cast<const uint4*>(table)[threadIdx.x], v);
+                unpack(reinterpret_cast<const uint4*>(table)[threadIdx.x], v);
                 send_row(hops + H::EMBEDDED + row_here * ROW, v, epoch + 1);
             }
         }

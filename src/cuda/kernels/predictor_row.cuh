@@ -173,11 +173,6 @@ __device__ __forceinline__ void send_row(uint4* to, const float (&v)[8], uint32_
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_packet(to + threadIdx.x * 4 + i, __float_as_uint(v[2 * i]), __float_as_uint(v[2 * i + 1]), 0, epoch);
 }
-__device__ __forceinline__ void eight_of(const uint4& w, float (&v)[8]) {
-    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[2 * i] = low_half(words[i]), v[2 * i + 1] = high_half(words[i]);
-}
 
 // The code of a row from its logits: what sample_group of sample.cu does, but for the sum of embeddings.
 template <int R>
@@ -225,7 +220,7 @@ __device__ __forceinline__ void add_embeddings(const PredictorArgs& a, const Pic
         for (int pass = a.first; pass < a.passes; ++pass) {
             const bf16* table = reinterpret_cast<const bf16*>(a.tables[pass]) + static_cast<size_t>(s.codes[pass]) * a.outer;
             float e[8];
-            eight_of(*reinterpret_cast<const uint4*>(table + i), e);
+            unpack(*reinterpret_cast<const uint4*>(table + i), e);
 #pragma unroll
             for (int j = 0; j < 8; ++j) v[j] = __fadd_rn(v[j], e[j]);
         }

@@ -11,11 +11,6 @@ __device__ __forceinline__ float gelu_tanh(float x) {
     return 0.5f * x * (1.f + tanhf(inner));
 }
 
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
-}
-
 // Eight pieces of 16 bytes to a row of 64 bf16, shuffled so that neither copies nor `ldmatrix` meet a bank twice.
 __device__ __forceinline__ uint32_t shuffled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 

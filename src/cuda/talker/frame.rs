@@ -271,8 +271,10 @@ impl Frames {
         self.begin(net, stream, rows)?;
         let x = self.x.address();
         let (slots, positions) = (self.slots.address(), self.positions.address());
-        if let Some(layers) = self.persistent.as_ref().and_then(|persistent| persistent.layers(rows)) {
-            layers.queue(stream, &Batch { count: rows, x, slots, positions, cache: &self.cache })?;
+        let batch = Batch { count: rows, x, slots, positions, cache: &self.cache };
+        if let Some(persistent) = &self.persistent
+            && persistent.layers(stream, &batch)?
+        {
             return self.codes(net, stream, (x, rows), constants);
         }
         let distinct = Rows { count: rows, slots, positions, axes: self.turns(net), distinct: true, most: None };
@@ -392,17 +394,20 @@ impl Frames {
             };
             // SAFETY: the argument is `GroupArgs`, with addresses of buffers of `self` and `net`.
             unsafe { self.kernels.group.launch(stream, sampling, kernel_args![args])? };
-            if let Some(later) = self.persistent.as_ref().and_then(|persistent| persistent.predictor(rows)) {
-                let step = Step {
-                    x: narrow,
-                    rows: table,
-                    head,
-                    params: self.params.address(),
-                    codec: self.codec.address(),
-                    forced: self.inbox.at(self.frame_layout.codes),
-                    cache: &self.inner_cache,
-                };
-                return later.queue(stream, &step, rows);
+            let step = Step {
+                count: rows,
+                x: narrow,
+                rows: table,
+                head,
+                params: self.params.address(),
+                codec: self.codec.address(),
+                forced: self.inbox.at(self.frame_layout.codes),
+                cache: &self.inner_cache,
+            };
+            if let Some(persistent) = &self.persistent
+                && persistent.passes(stream, &step)?
+            {
+                return Ok(());
             }
         }
         Ok(())

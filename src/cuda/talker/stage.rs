@@ -7,6 +7,7 @@ use super::arrivals::{Arrival, Intake, hidden};
 use super::frame::{Frames, MAX_SAMPLED};
 use super::net::{TalkerNet, Text};
 use super::pending::{Part, Pending, out_words, time_words};
+use super::persistent::Persistent;
 use super::plan::Step;
 use super::prompt::{PageKey, Special};
 use super::ring::Ring;
@@ -235,8 +236,7 @@ impl CudaTalker {
 
     /// Whether the layers, and the predictor, of few sequences stay on the GPU.
     pub fn persists(&self) -> [bool; 2] {
-        let of = self.frames.persistent.as_ref();
-        [of.is_some_and(|of| of.layers(1).is_some()), of.is_some_and(|of| of.predictor(1).is_some())]
+        self.frames.persistent.as_ref().map_or([false; 2], Persistent::has)
     }
 
     pub(super) fn groups(&self) -> usize {

@@ -89,3 +89,38 @@ float median_of(int times, F queue) {
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];
 }
+
+// Launches a kernel that may start before the one ahead has ended, with so many bytes of shared memory.
+template <typename... P, typename... A>
+void launch_overlapping(void (*kernel)(P...), dim3 grid, int threads, int shared, A... args) {
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = threads;
+    c.dynamicSmemBytes = shared;
+    c.stream = st;
+    cudaLaunchAttribute at;
+    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at.val.programmaticStreamSerializationAllowed = 1;
+    c.attrs = &at;
+    c.numAttrs = 1;
+    if (shared > 48 * 1024) CK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    CK(cudaLaunchKernelEx(&c, kernel, static_cast<P>(args)...));
+}
+// Launches a kernel whose blocks wait for each other, with so many bytes of shared memory.
+template <typename ARGS>
+void launch_together(const void* kernel, int blocks, int threads, int shared, ARGS& args) {
+    cudaLaunchConfig_t c = {};
+    c.gridDim = blocks;
+    c.blockDim = threads;
+    c.dynamicSmemBytes = shared;
+    c.stream = st;
+    cudaLaunchAttribute at;
+    at.id = cudaLaunchAttributeCooperative;
+    at.val.cooperative = 1;
+    c.attrs = &at;
+    c.numAttrs = 1;
+    CK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    CK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+    void* all[] = {&args};
+    CK(cudaLaunchKernelExC(&c, kernel, all));
+}

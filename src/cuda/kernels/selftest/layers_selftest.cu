@@ -4,10 +4,9 @@
 //     kernels/selftest/layers_selftest.cu && ./layers_selftest
 // `layers_selftest times [all]` measures alone, `layers_selftest stress [LAUNCHES]` repeats launches beside copies that take all
 // bandwidth, and tells each whose residual is another.
-#include "linear.cu"
 #include "attention.cu"
 #include "layers_90a.cu"
-#include "harness.cuh"
+#include "products.cuh"
 #include <atomic>
 #include <cstring>
 #include <cudaTypedefs.h>
@@ -73,20 +72,6 @@ static Model model() {
     return m;
 }
 
-template <typename... P, typename... A>
-void launch(void (*k)(P...), dim3 grid, int threads, A... args) {
-    cudaLaunchConfig_t c = {};
-    c.gridDim = grid;
-    c.blockDim = threads;
-    c.stream = st;
-    cudaLaunchAttribute at;
-    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    at.val.programmaticStreamSerializationAllowed = 1;
-    c.attrs = &at;
-    c.numAttrs = 1;
-    CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
-}
-
 // What a way of computing writes.
 struct State {
     bf16 *keys, *values;
@@ -102,12 +87,7 @@ static void begin(const Model& m, const State& s) {
 static void queue_graph(const Model& m, const State& s, int rows, const int* positions, int layers) {
     static bf16 *qkv = device<bf16>(SLOTS * 4096), *mixed = device<bf16>(SLOTS * 2048), *inner = device<bf16>(SLOTS * INNER);
     const auto product = [&](Mode mode, const bf16* w, const void* in, const bf16* gain, void* y, int outputs, int inputs) {
-        const LinearArgs a{w, in, gain, nullptr, y, rows, outputs, inputs, mode == SILU_MUL ? outputs / 2 : outputs, 1e-6f};
-        const dim3 grid(outputs / 16);
-#define PICK(N) (gain ? linear_small_norm_##N : linear_small_##N)
-        if (mode == STORE) launch(PICK(store), grid, 256, a);
-        if (mode == ADD) launch(PICK(add), grid, 256, a);
-        if (mode == SILU_MUL) launch(PICK(silu_mul), grid, 256, a);
+        queue_product(mode, w, in, gain, y, rows, outputs, inputs);
     };
     for (int l = 0; l < layers; ++l) {
         product(STORE, m.qkv[l], s.x, m.gains + 2 * l * HIDDEN, qkv, 4096, HIDDEN);
@@ -125,7 +105,7 @@ static void queue_graph(const Model& m, const State& s, int rows, const int* pos
         a.rows = rows, a.heads = HEADS, a.kv_heads = KV_HEADS, a.head_dim = DIM, a.max_pages = PAGES_EACH;
         a.eps = 1e-6f;
         a.scale = 0.08838834764831845f;
-        launch(attend_fast2_write, dim3(KV_HEADS, rows), 256, a);
+        launch_overlapping(attend_fast2_write, dim3(KV_HEADS, rows), 256, 0, a);
         product(ADD, m.output[l], mixed, nullptr, s.x, HIDDEN, 2048);
         product(SILU_MUL, m.gate_up[l], s.x, m.gains + (2 * l + 1) * HIDDEN, inner, 2 * INNER, HIDDEN);
         product(ADD, m.down[l], inner, nullptr, s.x, HIDDEN, INNER);
@@ -159,20 +139,7 @@ static int most_ring(const Persistent& p, int kb) { return std::max(1, std::min(
 static void run(const Persistent& p, int ring, const LayersArgs& with) {
     LayersArgs a = with;
     a.copying.ring = ring;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = BLOCKS;
-    c.blockDim = COMPUTING + 128;
-    c.dynamicSmemBytes = (size_t)ring * STAGE + p.shared;
-    c.stream = st;
-    cudaLaunchAttribute at;
-    at.id = cudaLaunchAttributeCooperative;
-    at.val.cooperative = 1;
-    c.attrs = &at;
-    c.numAttrs = 1;
-    CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.dynamicSmemBytes));
-    CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-    void* args[] = {&a};
-    CK(cudaLaunchKernelExC(&c, p.kernel, args));
+    launch_together(p.kernel, BLOCKS, COMPUTING + 128, ring * STAGE + p.shared, a);
 }
 
 __global__ void count_differing(const uint32_t* a, const uint32_t* b, size_t words, unsigned long long* count) {

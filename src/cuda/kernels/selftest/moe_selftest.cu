@@ -12,21 +12,6 @@
 #include <cstdlib>
 #include <vector>
 
-template <typename... P, typename... A>
-void launch(void (*k)(P...), dim3 grid, int threads, size_t shared, A... args) {
-    cudaLaunchConfig_t c = {};
-    c.gridDim = grid;
-    c.blockDim = threads;
-    c.dynamicSmemBytes = shared;
-    c.stream = st;
-    cudaLaunchAttribute at;
-    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    at.val.programmaticStreamSerializationAllowed = 1;
-    c.attrs = &at;
-    c.numAttrs = 1;
-    if (shared > 48 * 1024) CK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
-}
 bf16* rnd(size_t n, float bound, uint64_t name) {
     bf16* p = device<bf16>(n);
     fill_random_bf16<<<1024, 256, 0, st>>>((uint16_t*)p, n, 7, name, bound);
@@ -86,35 +71,35 @@ void moe(const Sizes& s, const Layer& l, const Room& r, float* x, int rows, Way 
     const int c = choices(s), width = std::max(s.inner, s.shared), pairs = rows * c;
     if (parts & ROUTER) {
         LinearArgs a{l.router, x, l.gain, nullptr, r.logits, rows, s.experts, s.hidden, s.experts, 1e-6f};
-        if (rows <= 8) launch(linear_small_norm_full, dim3(s.experts / 16), 256, 0, a);
+        if (rows <= 8) launch_overlapping(linear_small_norm_full, dim3(s.experts / 16), 256, 0, a);
         else {
-            launch(rms_norm_bf16, dim3(rows), 256, 0, (const float*)x, (const bf16*)l.gain, r.rows_normed, rows, s.hidden, 1e-6f);
+            launch_overlapping(rms_norm_bf16, dim3(rows), 256, 0, (const float*)x, (const bf16*)l.gain, r.rows_normed, rows, s.hidden, 1e-6f);
             a.x = r.rows_normed;
             a.gain = nullptr;
-            if (rows <= 16) launch(linear_few1x2_full, dim3(s.experts / 16), 256, 0, a);
-            else if (rows <= 32) launch(linear_few1x4_full, dim3(s.experts / 16), 256, 0, a);
-            else launch(linear_large32_full, dim3(s.experts / 32, (rows + 63) / 64), 256, (size_t)STAGES * (32 + ROWS) * DEPTH * 2, a);
+            if (rows <= 16) launch_overlapping(linear_few1x2_full, dim3(s.experts / 16), 256, 0, a);
+            else if (rows <= 32) launch_overlapping(linear_few1x4_full, dim3(s.experts / 16), 256, 0, a);
+            else launch_overlapping(linear_large32_full, dim3(s.experts / 32, (rows + 63) / 64), 256, (size_t)STAGES * (32 + ROWS) * DEPTH * 2, a);
         }
     }
     if (parts & ROUTE) {
         RouteArgs a{r.logits, x, l.gain, l.gate, r.positions, r.normed, r.chosen, r.weights, rows, s.hidden, s.experts, s.top_k, c, s.normalize, 1e-6f};
-        launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, a);
+        launch_overlapping(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, a);
     }
     constexpr int GROUP = 32, TILES = 4 * (128 + GROUP) * DEPTH * 2;
     const int max_groups = std::min(pairs, s.experts + 1 + pairs / GROUP);
     MoeArgs a{l.gate_up, l.down, l.shared_gate_up, l.shared_down, r.normed, r.between, x, r.chosen, r.weights, r.order, r.groups, r.outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups, GROUP};
-    if (way == MANY && (parts & SORT)) launch(moe_sort, dim3(1), 1024, 0, a);
+    if (way == MANY && (parts & SORT)) launch_overlapping(moe_sort, dim3(1), 1024, 0, a);
     if (parts & GATE_UP) {
-        if (way == PLAIN_ONLY) launch(moe_gate_up_plain_bf16, dim3((width + 7) / 8, pairs), 256, 0, a);
-        if (way == FEW) launch(moe_gate_up_few, dim3(width / 8, pairs), 256, 0, a);
-        if (way == MANY) launch(moe_gate_up_tiles32, dim3(width / 64, max_groups), 256, TILES, a);
+        if (way == PLAIN_ONLY) launch_overlapping(moe_gate_up_plain_bf16, dim3((width + 7) / 8, pairs), 256, 0, a);
+        if (way == FEW) launch_overlapping(moe_gate_up_few, dim3(width / 8, pairs), 256, 0, a);
+        if (way == MANY) launch_overlapping(moe_gate_up_tiles32, dim3(width / 64, max_groups), 256, TILES, a);
     }
     if (parts & DOWN) {
-        if (way == PLAIN_ONLY) launch(moe_down_plain_bf16, dim3((s.hidden + 7) / 8, rows), 256, 0, a);
-        if (way == FEW) launch(moe_down_few, dim3(s.hidden / 16, rows), 32 * c, 0, a);
+        if (way == PLAIN_ONLY) launch_overlapping(moe_down_plain_bf16, dim3((s.hidden + 7) / 8, rows), 256, 0, a);
+        if (way == FEW) launch_overlapping(moe_down_few, dim3(s.hidden / 16, rows), 32 * c, 0, a);
         if (way == MANY) {
-            launch(moe_down_tiles32, dim3(s.hidden / 128, max_groups), 256, TILES, a);
-            launch(moe_gather, dim3(rows), 256, 0, a);
+            launch_overlapping(moe_down_tiles32, dim3(s.hidden / 128, max_groups), 256, TILES, a);
+            launch_overlapping(moe_gather, dim3(rows), 256, 0, a);
         }
     }
 }

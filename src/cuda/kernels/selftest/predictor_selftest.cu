@@ -5,13 +5,11 @@
 // `predictor_selftest stress [LAUNCHES [BESIDE [ROWS]]]` repeats both on the same input and tells each launch that gives other
 // codes. BESIDE is a sum of what runs meanwhile: 1 a talker's graph, 2 copies that take all bandwidth, 4 blocks with much
 // shared memory, 8 allocations.
-#include "linear.cu"
-#include "few_linear.cu"
 #include "attention.cu"
 #include "sample.cu"
 #include "random.cu"
 #include "predictor_90a.cu"
-#include "harness.cuh"
+#include "products.cuh"
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -90,20 +88,6 @@ static Model model() {
     return m;
 }
 
-template <typename... P, typename... A>
-void launch(void (*k)(P...), dim3 grid, int threads, A... args) {
-    cudaLaunchConfig_t c = {};
-    c.gridDim = grid;
-    c.blockDim = threads;
-    c.stream = st;
-    cudaLaunchAttribute at;
-    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    at.val.programmaticStreamSerializationAllowed = 1;
-    c.attrs = &at;
-    c.numAttrs = 1;
-    CK(cudaLaunchKernelEx(&c, k, static_cast<P>(args)...));
-}
-
 struct Graph {
     cudaGraphExec_t exec;
     float* logits;
@@ -122,17 +106,7 @@ static Graph graph_of(const Model& m, int rows, int passes) {
     for (int p = 0; p < PASSES; ++p) positions.push_back(up(std::vector<int>(rows, p + 1)));
     bf16* ready = device<bf16>((size_t)rows * HIDDEN);
     const auto product = [&](Mode mode, const bf16* w, const void* in, const bf16* gain, void* y, int outputs, int inputs) {
-        LinearArgs a{w, in, gain, nullptr, y, rows, outputs, inputs, mode == SILU_MUL ? outputs / 2 : outputs, 1e-6f};
-        const dim3 grid(outputs / 16);
-        if (rows > 8 && gain != nullptr) {
-            launch(rms_norm_bf16, dim3(rows), 256, (const float*)in, gain, ready, rows, inputs, 1e-6f);
-            a.x = ready, a.gain = nullptr;
-        }
-#define PICK(N) (rows > 8 ? linear_few1x2_##N : gain ? linear_small_norm_##N : linear_small_##N)
-        if (mode == STORE) launch(PICK(store), grid, 256, a);
-        if (mode == STORE_F32) launch(PICK(full), grid, 256, a);
-        if (mode == ADD) launch(PICK(add), grid, 256, a);
-        if (mode == SILU_MUL) launch(PICK(silu_mul), grid, 256, a);
+        queue_product(mode, w, in, gain, y, rows, outputs, inputs, ready);
     };
     CK(cudaDeviceSynchronize());
     g.exec = captured([&] {
@@ -154,7 +128,7 @@ static Graph graph_of(const Model& m, int rows, int passes) {
                 a.rows = rows, a.heads = HEADS, a.kv_heads = KV_HEADS, a.head_dim = HEAD, a.max_pages = 2;
                 a.eps = 1e-6f;
                 a.scale = 0.08838834764831845f;
-                launch(attend_short2_write, dim3(KV_HEADS, rows), 64, a);
+                launch_overlapping(attend_short2_write, dim3(KV_HEADS, rows), 64, 0, a);
                 product(ADD, m.output[l], mixed, nullptr, x, HIDDEN, 2048);
                 product(SILU_MUL, m.gate_up[l], x, m.gains + (2 * l + 1) * HIDDEN, inner, 2 * INNER, HIDDEN);
                 product(ADD, m.down[l], inner, nullptr, x, HIDDEN, INNER);
@@ -162,7 +136,7 @@ static Graph graph_of(const Model& m, int rows, int passes) {
             product(STORE_F32, m.heads + (size_t)p * CODES * HIDDEN, x, m.gains + 2 * LAYERS * HIDDEN, g.logits, CODES, HIDDEN);
             const GroupArgs s = {g.logits, m.rows, m.head, m.params, m.done, m.codec, p + 1 < PASSES ? x : nullptr, m.outer + (size_t)p * CODES * OUTER,
                                  m.tables + (size_t)p * CODES * HIDDEN, m.forced, CODES, OUTER, HIDDEN, p + 1, GROUPS_ALL};
-            launch(sample_group_bf16, dim3(rows), PICKERS, s);
+            launch_overlapping(sample_group_bf16, dim3(rows), PICKERS, 0, s);
         }
     });
     return g;
@@ -203,19 +177,7 @@ static int most_ring(const Persistent& p, int kb) { return std::min(16, (kb * 10
 static void run(const Persistent& p, int ring, PredictorArgs with) {
     PredictorArgs a = p.args;
     a.kept = with.kept, a.copying = {ring, with.copying.flight, with.copying.pace}, a.limit = with.limit, a.passes = with.passes;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = BLOCKS;
-    c.blockDim = COMPUTING + 128;
-    c.dynamicSmemBytes = (size_t)ring * STAGE + p.shared;
-    c.stream = st;
-    cudaLaunchAttribute at;
-    at.id = cudaLaunchAttributeCooperative;
-    at.val.cooperative = 1;
-    c.attrs = &at;
-    c.numAttrs = 1;
-    CK(cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.dynamicSmemBytes));
-    void* args[] = {&a};
-    CK(cudaLaunchKernelExC(&c, p.kernel, args));
+    launch_together(p.kernel, BLOCKS, COMPUTING + 128, ring * STAGE + p.shared, a);
 }
 
 template <class F>

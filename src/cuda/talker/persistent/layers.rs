@@ -1,10 +1,10 @@
 //! All layers of a talker as one launch: see `kernels/layers_90a.cu`. It reads the weights where the graph's kernels do.
 
-use super::{BLOCKS, Copying, Limits, STAGE, THREADS, ring, stacked};
+use super::{Copying, Launches, Limits, Sizes, stacked};
 use crate::CudaError;
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
-use crate::kernel::{Kernel, Shape, kernel_args};
+use crate::kernel::kernel_args;
 use crate::stream::Stream;
 use crate::talker::net::{TalkerNet, Text};
 use crate::tensor_map::TensorMap;
@@ -21,17 +21,14 @@ const MAX_LAYERS: usize = 60;
 /// Of `kernels/attention.cuh`.
 const DIM: usize = 128;
 
-/// The kernels, by the sequences that they take.
-const KERNELS: [(usize, &str); 4] = [(1, "layers_1"), (2, "layers_2"), (4, "layers_4"), (8, "layers_8")];
-/// Sequences of the largest.
-pub(super) const MOST: usize = 8;
+/// The kernels, by the sequences that they take, ascending.
+const KERNELS: [Sizes; 4] = [sizes(1, "layers_1"), sizes(2, "layers_2"), sizes(4, "layers_4"), sizes(8, "layers_8")];
 /// The share of the memory's rate at which pieces are asked for: more than all, so that a ring fills up again behind a wait.
 const SHARE: f64 = 1.08;
 
 /// Everything that its launches share.
 pub(in crate::talker) struct Layers {
-    /// By sequences, ascending.
-    launches: Vec<Launch>,
+    launches: Launches,
     maps: Buffer<u64>,
     gains: Buffer<u8>,
     qk_norm: Buffer<u8>,
@@ -39,14 +36,6 @@ pub(in crate::talker) struct Layers {
     limits: Limits,
     layers: i32,
     eps: f32,
-}
-
-/// The kernel for so many sequences, and what its blocks hand to each other.
-struct Launch {
-    rows: usize,
-    kernel: Kernel,
-    hops: Buffer<u8>,
-    copying: Copying,
 }
 
 /// Rows of different sequences.
@@ -107,15 +96,8 @@ impl Layers {
                 maps.extend(TensorMap::of_parts(address, linear.outputs(), linear.inputs())?.words());
             }
         }
-        let launches = KERNELS.iter().map(|(rows, name)| {
-            let kernel = gpu.kernel(name)?;
-            kernel.allow_shared(shared(*rows))?;
-            kernel.prefer_shared()?;
-            let copying = Copying::new(gpu, ring(shared_of_rows(*rows)), SHARE)?;
-            Ok(Launch { rows: *rows, kernel, hops: gpu.zeros(what, hops(*rows))?, copying })
-        });
         Ok(Layers {
-            launches: launches.collect::<Result<_, CudaError>>()?,
+            launches: Launches::new(gpu, &KERNELS, SHARE)?,
             maps: gpu.upload(what, &maps)?,
             gains: stacked(gpu, stream, layers.iter().flat_map(|layer| layer.norms))?,
             qk_norm: stacked(gpu, stream, layers.iter().flat_map(|layer| layer.head_norms))?,
@@ -126,12 +108,12 @@ impl Layers {
         })
     }
 
-    /// Queues all layers over the residual of at most [`MOST`] rows.
+    /// Queues all layers over the residual, and says whether it did: not of more rows than the kernels take.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn queue(&self, stream: &Stream, batch: &Batch<'_>) -> Result<(), CudaError> {
-        let Some(launch) = self.launches.iter().find(|launch| launch.rows >= batch.count) else { return Ok(()) };
+    pub fn queue(&self, stream: &Stream, batch: &Batch<'_>) -> Result<bool, CudaError> {
+        let Some(launch) = self.launches.fitting(batch.count) else { return Ok(false) };
         let [keys, values] = batch.cache.buffers();
         let args = Args {
             maps: self.maps.address(),
@@ -155,10 +137,10 @@ impl Layers {
             copying: launch.copying,
             limit: self.limits.cycles,
         };
-        let shape = Shape::new(BLOCKS, THREADS).shared(shared(launch.rows)).cooperative();
         // SAFETY: the argument is `LayersArgs`, with addresses of buffers of `self`, of the net and of the stage that
         // queues; `hops` has the size that this kernel takes.
-        unsafe { launch.kernel.launch(stream, shape, kernel_args![args]) }
+        unsafe { launch.kernel.launch(stream, launch.shape, kernel_args![args])? };
+        Ok(true)
     }
 }
 
@@ -174,25 +156,15 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
     if known && few && turned_alike { net.stack.dense_layers() } else { None }
 }
 
-/// `sizeof(Shared<rows>)`.
-fn shared_of_rows(rows: usize) -> usize {
-    7232 + 8 * (576 * rows + 1040 * rows.min(4))
-}
-
-/// Dynamic shared memory of a launch of so many rows, in bytes.
-fn shared(rows: usize) -> usize {
-    ring(shared_of_rows(rows)) * STAGE + shared_of_rows(rows)
-}
-
-/// `Hops<rows>::SIZE`, in bytes.
-fn hops(rows: usize) -> usize {
-    16 * (1 + rows * 4608)
+/// `sizeof(Shared<rows>)` and `Hops<rows>::SIZE` of the kernels.
+const fn sizes(rows: usize, name: &'static str) -> Sizes {
+    let raw = if rows < 4 { rows } else { 4 };
+    Sizes { rows, name, shared: 7232 + 8 * (576 * rows + 1040 * raw), hops: 16 * (1 + rows * 4608) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::agree;
-    use super::super::{SHARED, STATIC};
+    use super::super::tests::{agree, fit};
     use super::*;
 
     /// The kernels and this file must agree on each of them.
@@ -207,16 +179,10 @@ mod tests {
             ("DIM", DIM),
         ];
         agree(&[include_str!("../../kernels/layers.cuh"), include_str!("../../kernels/attention.cuh")], &ours);
-        let kernels = include_str!("../../kernels/layers_90a.cu");
-        assert!(KERNELS.iter().all(|(rows, _)| kernels.contains(&format!("\nLAYERS({rows})\n"))));
-        assert_eq!(KERNELS.last().map(|(rows, _)| *rows), Some(MOST));
     }
 
     #[test]
     fn blocks_fit_beside_the_vocoders() {
-        for (rows, _) in KERNELS {
-            assert!(shared(rows) + STATIC <= SHARED, "{rows} rows");
-        }
-        assert_eq!(KERNELS.map(|(rows, _)| ring(shared_of_rows(rows))), [8, 7, 5, 4]);
+        fit(&KERNELS, include_str!("../../kernels/layers_90a.cu"), &[8, 7, 5, 4]);
     }
 }

@@ -7,13 +7,16 @@ mod predictor;
 
 use super::net::TalkerNet;
 use crate::buffer::{Buffer, Pinned};
+use crate::kernel::{Kernel, Shape};
 use crate::spinning::Spinning;
 use crate::stream::Stream;
 use crate::weights::Weight;
 use crate::{CudaError, Gpu, images};
-pub(super) use layers::{Batch, Layers};
+pub(super) use layers::Batch;
+use layers::Layers;
 use omni_config::Precision;
-pub(super) use predictor::{Predictor, Step};
+use predictor::Predictor;
+pub(super) use predictor::Step;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +48,26 @@ pub(super) struct Persistent {
 pub(super) struct Stalled {
     word: Pinned<u32>,
     limit: Duration,
+}
+
+/// A kernel for so many sequences: `sizeof(Shared)` and `Hops::SIZE` of it, in bytes.
+struct Sizes {
+    rows: usize,
+    name: &'static str,
+    shared: usize,
+    hops: usize,
+}
+
+/// The kernels of a kind, by the sequences that they take, ascending.
+struct Launches(Vec<Launch>);
+
+/// A kernel, and what its blocks hand to each other.
+struct Launch {
+    rows: usize,
+    kernel: Kernel,
+    hops: Buffer<u8>,
+    copying: Copying,
+    shape: Shape,
 }
 
 /// `Copying` of `kernels/persistent.cuh`.
@@ -107,7 +130,7 @@ impl Persistent {
                 Ok(None)
             }
             Ok(made) => {
-                let (layers, predictor) = (made.layers.is_some(), made.predictor.is_some());
+                let [layers, predictor] = made.has();
                 tracing::info!(
                     layers,
                     predictor,
@@ -120,14 +143,25 @@ impl Persistent {
         }
     }
 
-    /// The launch of all layers, if it takes so many sequences.
-    pub fn layers(&self, rows: usize) -> Option<&Layers> {
-        self.layers.as_ref().filter(|_| rows <= layers::MOST)
+    /// Queues all layers over a batch, and says whether it did: not where there are none for so many sequences.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn layers(&self, stream: &Stream, batch: &Batch<'_>) -> Result<bool, CudaError> {
+        self.layers.as_ref().map_or(Ok(false), |layers| layers.queue(stream, batch))
     }
 
-    /// The launch of the predictor's later passes, if it takes so many sequences.
-    pub fn predictor(&self, rows: usize) -> Option<&Predictor> {
-        self.predictor.as_ref().filter(|_| rows <= predictor::MOST)
+    /// Queues all passes of the predictor but the first, and says whether it did, in the same way.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn passes(&self, stream: &Stream, step: &Step<'_>) -> Result<bool, CudaError> {
+        self.predictor.as_ref().map_or(Ok(false), |predictor| predictor.queue(stream, step))
+    }
+
+    /// Whether there are layers, and passes of the predictor.
+    pub fn has(&self) -> [bool; 2] {
+        [self.layers.is_some(), self.predictor.is_some()]
     }
 
     /// What tells a step that a launch waited in vain.
@@ -151,6 +185,45 @@ impl Stalled {
     }
 }
 
+impl Sizes {
+    /// Pieces of weights that a block has room for.
+    fn ring(&self) -> usize {
+        ((SHARED - STATIC - self.shared) / STAGE).min(MOST_RING)
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    fn dynamic(&self) -> usize {
+        self.ring() * STAGE + self.shared
+    }
+}
+
+impl Launches {
+    /// Loads kernels, with room for what their blocks hand on. `share`: see [`Copying::new`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn new(gpu: &Gpu, kernels: &[Sizes], share: f64) -> Result<Launches, CudaError> {
+        let launches = kernels.iter().map(|sizes| {
+            let kernel = gpu.kernel(sizes.name)?;
+            kernel.allow_shared(sizes.dynamic())?;
+            kernel.prefer_shared()?;
+            Ok(Launch {
+                rows: sizes.rows,
+                kernel,
+                hops: gpu.zeros("persistent kernels", sizes.hops)?,
+                copying: Copying::new(gpu, sizes.ring(), share)?,
+                shape: Shape::new(BLOCKS, THREADS).shared(sizes.dynamic()).cooperative(),
+            })
+        });
+        launches.collect::<Result<_, CudaError>>().map(Launches)
+    }
+
+    /// The smallest that takes so many sequences.
+    fn fitting(&self, rows: usize) -> Option<&Launch> {
+        self.0.iter().find(|launch| launch.rows >= rows)
+    }
+}
+
 impl Copying {
     /// For `ring` stages. `share` of the memory's rate is what they are asked for at: faster, they slow what blocks tell
     /// each other.
@@ -160,11 +233,6 @@ impl Copying {
         // A slower memory is full with fewer.
         Ok(Copying { ring: ring as i32, flight: if pace < 900 { 3 } else { 2 }, pace })
     }
-}
-
-/// Pieces of weights that a block has room for, beside `shared` bytes.
-fn ring(shared: usize) -> usize {
-    ((SHARED - STATIC - shared) / STAGE).min(MOST_RING)
 }
 
 /// Weights one behind the other.
@@ -184,6 +252,18 @@ fn stacked<'a>(gpu: &Gpu, stream: &Stream, parts: impl Iterator<Item = &'a Weigh
 mod tests {
     use super::*;
     use std::collections::HashMap;
+
+    /// That the source has these kernels, and blocks of all of them find room for so many pieces of weights.
+    pub fn fit(kernels: &[Sizes], source: &str, rings: &[usize]) {
+        for sizes in kernels {
+            assert!(sizes.dynamic() + STATIC <= SHARED, "{}", sizes.name);
+            let (kind, rows) = sizes.name.split_once('_').unwrap();
+            assert!(source.contains(&format!("\n{}({rows})\n", kind.to_uppercase())), "{}", sizes.name);
+            assert_eq!(rows.parse(), Ok(sizes.rows));
+        }
+        assert_eq!(kernels.iter().map(Sizes::ring).collect::<Vec<_>>(), rings);
+        assert!(kernels.is_sorted_by_key(|sizes| sizes.rows));
+    }
 
     /// That constants of kernels have these values.
     pub fn agree(sources: &[&str], ours: &[(&str, usize)]) {

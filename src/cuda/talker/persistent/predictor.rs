@@ -1,10 +1,10 @@
 //! The passes of the code predictor behind the first one as one launch: see `kernels/predictor_90a.cu`.
 
-use super::{BLOCKS, Copying, Limits, STAGE, THREADS, ring, stacked};
+use super::{BLOCKS, Copying, Launches, Limits, STAGE, Sizes, stacked};
 use crate::CudaError;
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
-use crate::kernel::{Kernel, Shape, kernel_args};
+use crate::kernel::{Shape, kernel_args};
 use crate::stream::Stream;
 use crate::talker::net::TalkerNet;
 use crate::weights::{Weight, element_size};
@@ -26,11 +26,14 @@ const MAX_LAYERS: usize = 8;
 /// The pass that the graph's own kernels do: it has two positions of each sequence.
 const FIRST: usize = 1;
 
-/// The kernels, by the sequences that they take.
-const KERNELS: [(usize, &str); 5] =
-    [(1, "predictor_1"), (2, "predictor_2"), (4, "predictor_4"), (8, "predictor_8"), (16, "predictor_16")];
-/// Sequences of the largest.
-pub(super) const MOST: usize = 16;
+/// The kernels, by the sequences that they take, ascending.
+const KERNELS: [Sizes; 5] = [
+    sizes(1, "predictor_1"),
+    sizes(2, "predictor_2"),
+    sizes(4, "predictor_4"),
+    sizes(8, "predictor_8"),
+    sizes(16, "predictor_16"),
+];
 /// Pieces of a pass that are to stay in the second-level cache.
 const KEPT: i32 = 16;
 /// The share of the memory's rate at which pieces are asked for.
@@ -38,8 +41,7 @@ const SHARE: f64 = 0.9;
 
 /// Everything that its launches share.
 pub(in crate::talker) struct Predictor {
-    /// By sequences, ascending.
-    launches: Vec<Launch>,
+    launches: Launches,
     body: Buffer<u8>,
     heads: Buffer<u8>,
     gains: Buffer<u8>,
@@ -49,14 +51,6 @@ pub(in crate::talker) struct Predictor {
     narrowed: Buffer<u64>,
     limits: Limits,
     numbers: Numbers,
-}
-
-/// The kernel for so many sequences, and what its blocks hand to each other.
-struct Launch {
-    rows: usize,
-    kernel: Kernel,
-    hops: Buffer<u8>,
-    copying: Copying,
 }
 
 /// Plain numbers of [`Args`].
@@ -70,6 +64,8 @@ struct Numbers {
 
 /// What a step's frame gives to its predictor.
 pub(in crate::talker) struct Step<'a> {
+    /// Sequences.
+    pub count: usize,
     /// Address of the inputs of the first pass here, f32 `[rows, HIDDEN]`.
     pub x: u64,
     pub rows: u64,
@@ -170,16 +166,8 @@ impl Predictor {
         }
         let narrowed: Vec<u64> = (1..=passes).map(|group| predictor.narrowed(group, net.table.address())).collect();
         let tables: Vec<u64> = predictor.tables.iter().map(Weight::address).collect();
-        let launches = KERNELS.iter().map(|(rows, name)| {
-            let kernel = gpu.kernel(name)?;
-            kernel.allow_shared(shared(*rows))?;
-            kernel.prefer_shared()?;
-            let copying = Copying::new(gpu, ring(shared_of_rows(*rows)), SHARE)?;
-            Ok(Launch { rows: *rows, kernel, hops: gpu.zeros(what, hops(*rows))?, copying })
-        });
-        let launches = launches.collect::<Result<_, CudaError>>()?;
         Ok(Predictor {
-            launches,
+            launches: Launches::new(gpu, &KERNELS, SHARE)?,
             gains: stacked(gpu, stream, norms)?,
             qk_norm: stacked(gpu, stream, head_norms)?,
             body,
@@ -197,12 +185,12 @@ impl Predictor {
         })
     }
 
-    /// Queues all passes but the first for `rows` sequences, at most [`MOST`].
+    /// Queues all passes but the first, and says whether it did: not for more sequences than the kernels take.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn queue(&self, stream: &Stream, step: &Step<'_>, rows: usize) -> Result<(), CudaError> {
-        let Some(launch) = self.launches.iter().find(|launch| launch.rows >= rows) else { return Ok(()) };
+    pub fn queue(&self, stream: &Stream, step: &Step<'_>) -> Result<bool, CudaError> {
+        let Some(launch) = self.launches.fitting(step.count) else { return Ok(false) };
         let numbers = self.numbers;
         let [keys, values] = step.cache.buffers();
         let args = Args {
@@ -226,7 +214,7 @@ impl Predictor {
             stalled: self.limits.stalled,
             layer_size: (step.cache.layer_bytes() / element_size(Precision::Bf16)) as u64,
             max_pages: step.cache.max_pages() as i32,
-            count: rows as i32,
+            count: step.count as i32,
             first: FIRST as i32,
             passes: numbers.passes,
             layers: numbers.layers,
@@ -238,10 +226,10 @@ impl Predictor {
             copying: launch.copying,
             limit: self.limits.cycles,
         };
-        let shape = Shape::new(BLOCKS, THREADS).shared(shared(launch.rows)).cooperative();
         // SAFETY: the argument is `PredictorArgs`, with addresses of buffers of `self` and of the stage that queues;
         // `hops` has the size that this kernel takes.
-        unsafe { launch.kernel.launch(stream, shape, kernel_args![args]) }
+        unsafe { launch.kernel.launch(stream, launch.shape, kernel_args![args])? };
+        Ok(true)
     }
 }
 
@@ -258,25 +246,15 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
     if known && fits && plain { predictor.stack.dense_layers() } else { None }
 }
 
-/// `sizeof(Shared<rows>)`.
-fn shared_of_rows(rows: usize) -> usize {
-    if rows > 8 { 81168 } else { 1792 + 8640 * rows }
-}
-
-/// Dynamic shared memory of a launch of so many rows, in bytes.
-fn shared(rows: usize) -> usize {
-    ring(shared_of_rows(rows)) * STAGE + shared_of_rows(rows)
-}
-
-/// `Hops<rows>::SIZE`, in bytes.
-fn hops(rows: usize) -> usize {
-    16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048))
+/// `sizeof(Shared<rows>)` and `Hops<rows>::SIZE` of the kernels.
+const fn sizes(rows: usize, name: &'static str) -> Sizes {
+    let shared = if rows > 8 { 81168 } else { 1792 + 8640 * rows };
+    Sizes { rows, name, shared, hops: 16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048)) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::agree;
-    use super::super::{SHARED, STATIC};
+    use super::super::tests::{agree, fit};
     use super::*;
 
     /// The kernels and this file must agree on each of them.
@@ -296,16 +274,10 @@ mod tests {
             ("MAX_LAYERS", MAX_LAYERS),
         ];
         agree(&[include_str!("../../kernels/predictor.cuh")], &ours);
-        let kernels = include_str!("../../kernels/predictor_90a.cu");
-        assert!(KERNELS.iter().all(|(rows, _)| kernels.contains(&format!("\nPREDICTOR({rows})\n"))));
-        assert_eq!(KERNELS.last().map(|(rows, _)| *rows), Some(MOST));
     }
 
     #[test]
     fn blocks_fit_beside_the_vocoders() {
-        for (rows, _) in KERNELS {
-            assert!(shared(rows) + STATIC <= SHARED, "{rows} rows");
-        }
-        assert_eq!(KERNELS.map(|(rows, _)| ring(shared_of_rows(rows))), [8, 8, 7, 4, 4]);
+        fit(&KERNELS, include_str!("../../kernels/predictor_90a.cu"), &[8, 8, 7, 4, 4]);
     }
 }
