@@ -123,6 +123,7 @@ struct Args {
     max_pages: i32,
     eps: f32,
     scale: f32,
+    deals: i32,
 }
 
 impl Stack {
@@ -262,6 +263,8 @@ impl Stack {
             before(i)?;
             let normed = |gain: &Weight| Input::Normed(x, Norm { gain: gain.address(), eps });
             let [qkv, mixed, inner] = [&scratch.qkv, &scratch.mixed, &scratch.inner].map(Buffer::address);
+            let deals = engine.attention.deals(c.head_dim) && products.deals(&layer.output, rows.count);
+            let ready = |x, dealt| if dealt { Input::Dealt(x) } else { Input::Ready(x) };
             products.run(stream, Mode::Store, &layer.qkv, normed(&layer.attention_norm), qkv, rows.count)?;
             let args = Args {
                 qkv,
@@ -283,13 +286,16 @@ impl Stack {
                 max_pages: cache.max_pages as i32,
                 eps,
                 scale: (c.head_dim as f32).sqrt().recip(),
+                deals: i32::from(deals),
             };
             engine.attention.run(stream, &args, rows)?;
-            products.run(stream, Mode::Add, &layer.output, Input::Ready(mixed), x, rows.count)?;
+            products.run(stream, Mode::Add, &layer.output, ready(mixed, deals), x, rows.count)?;
             match (&layer.ffn, &engine.experts) {
                 (Ffn::Dense { gate_up, down }, _) => {
-                    products.run(stream, Mode::SiluMul, gate_up, normed(&layer.ffn_norm), inner, rows.count)?;
-                    products.run(stream, Mode::Add, down, Input::Ready(inner), x, rows.count)?;
+                    let deals = products.deals(gate_up, rows.count) && products.deals(down, rows.count);
+                    let x_normed = normed(&layer.ffn_norm);
+                    products.run_as(stream, Mode::SiluMul, gate_up, x_normed, inner, rows.count, deals)?;
+                    products.run(stream, Mode::Add, down, ready(inner, deals), x, rows.count)?;
                 }
                 (Ffn::Moe(moe), Some(experts)) => {
                     let norm = Norm { gain: layer.ffn_norm.address(), eps };
@@ -400,6 +406,11 @@ impl Attention {
                 }
             }
         })
+    }
+
+    /// Whether results for heads of this size can be dealt.
+    fn deals(&self, head_dim: usize) -> bool {
+        self.fast.is_some() && head_dim == 128
     }
 
     fn run(&self, stream: &Stream, args: &Args, of: Rows) -> Result<(), CudaError> {

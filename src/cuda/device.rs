@@ -191,6 +191,11 @@ impl Gpu {
         self.0.multiprocessors
     }
 
+    /// Whether it has what kernels for Hopper alone need, and the binary them.
+    pub fn is_hopper(&self) -> bool {
+        self.capability() == 90 && images::HOPPER
+    }
+
     /// Compute capability, as major * 10 + minor.
     pub fn capability(&self) -> u32 {
         self.0.capability

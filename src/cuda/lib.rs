@@ -16,6 +16,7 @@ mod error;
 pub mod images;
 mod kernel;
 pub mod linear;
+mod many;
 pub mod moe;
 mod probe;
 mod sizes;

@@ -4,8 +4,9 @@ use super::buffer::Buffer;
 use super::device::Gpu;
 use super::error::CudaError;
 use super::kernel::{Kernel, Shape, kernel_args};
+use super::many::ManyLinear;
 use super::stream::Stream;
-use super::tile::{Product, Tile};
+use super::tile::{Has, Product, Tile};
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
 use omni_model::LoadError;
@@ -93,6 +94,8 @@ pub struct Norm {
 pub enum Input {
     /// Rows of the engine's type.
     Ready(u64),
+    /// The same with dealt inputs (`kernels/common.cuh`), for a layer of [`Products::can_deal`].
+    Dealt(u64),
     /// Rows of f32, which are normed first.
     Normed(u64, Norm),
 }
@@ -100,15 +103,15 @@ pub enum Input {
 /// `LinearArgs` of `kernels/linear.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Args {
-    w: u64,
-    x: u64,
+pub(super) struct Args {
+    pub w: u64,
+    pub x: u64,
     gain: u64,
     bias: u64,
     y: u64,
-    rows: i32,
-    outputs: i32,
-    inputs: i32,
+    pub rows: i32,
+    pub outputs: i32,
+    pub inputs: i32,
     ldy: i32,
     eps: f32,
 }
@@ -159,6 +162,7 @@ pub struct Products {
     modes: Vec<Variants>,
     norm: Kernel,
     norm_full: Kernel,
+    many: Option<ManyLinear>,
     multiprocessors: usize,
     /// Whether blocks can share tiles.
     clusters: bool,
@@ -237,7 +241,12 @@ impl Products {
             Precision::F32 => ("rms_norm_f32", "rms_norm_f32"),
             Precision::Bf16 => ("rms_norm_bf16", "rms_norm_full_bf16"),
         };
+        let many = match precision {
+            Precision::F32 => None,
+            Precision::Bf16 => ManyLinear::new(gpu)?,
+        };
         Ok(Products {
+            many,
             precision,
             modes,
             norm: gpu.kernel(norm)?,
@@ -269,10 +278,29 @@ impl Products {
         y: u64,
         rows: usize,
     ) -> Result<(), CudaError> {
+        self.run_as(stream, mode, layer, input, y, rows, false)
+    }
+
+    /// The same, with results that are dealt where `deals`, which needs dealt rows or such that are normed, and
+    /// [`Products::deals`] of this layer.
+    ///
+    /// # Errors
+    /// What the driver says.
+    #[expect(clippy::too_many_arguments, reason = "those of `run`")]
+    pub(super) fn run_as(
+        &self,
+        stream: &Stream,
+        mode: Mode,
+        layer: &Linear,
+        input: Input,
+        y: u64,
+        rows: usize,
+        deals: bool,
+    ) -> Result<(), CudaError> {
         let Linear { weight, bias, outputs, inputs } = layer;
         let results = if mode == Mode::SiluMul { outputs / 2 } else { *outputs };
         let (x, norm) = match input {
-            Input::Ready(x) => (x, None),
+            Input::Ready(x) | Input::Dealt(x) => (x, None),
             Input::Normed(x, norm) => (x, Some(norm)),
         };
         let mut args = Args {
@@ -288,51 +316,76 @@ impl Products {
             eps: norm.map_or(0.0, |norm| norm.eps),
         };
         let variants = &self.modes[MODES.iter().position(|m| *m == mode).unwrap_or_default()];
-        let (kernel, shape) = match variants.fast.filter(|_| fast_sizes(*outputs, *inputs) && !self.plain) {
-            None => {
-                let kernel = variants.plain[usize::from(norm.is_some())];
-                (kernel, Shape::new(results.div_ceil(8), THREADS).by(rows).overlapping())
-            }
-            Some(fast) => {
-                if let Some(norm) = norm.filter(|_| rows > SMALL_ROWS || *inputs > MAX_NORMED) {
-                    self.norm(stream, x, norm, self.normed.address(), rows, *inputs)?;
-                    (args.x, args.gain) = (self.normed.address(), 0);
-                }
-                if rows <= SMALL_ROWS {
-                    let kernel = fast.small[usize::from(args.gain != 0)];
-                    (kernel, Shape::new(outputs / 16, THREADS).overlapping())
-                } else if rows <= FEW_ROWS {
-                    let two = usize::from(rows > 16 && *outputs >= WIDE);
-                    let kernel = fast.few[usize::from(rows > 16) + two];
-                    (kernel, Shape::new(outputs / (16 << two), THREADS).overlapping())
-                } else {
-                    let (tiles, product) = (rows.div_ceil(64), Product { rows, outputs: *outputs, inputs: *inputs });
-                    // The others do not overlap: tiles that start early take the room of those ahead of them, which costs
-                    // more than it saves, as measured.
-                    let tiled = |outputs_of_tile: usize| {
-                        Shape::new(outputs / outputs_of_tile, THREADS).by(tiles).shared(TILE_BYTES(outputs_of_tile))
-                    };
-                    match product.tile(self.multiprocessors, self.clusters) {
-                        Tile::Shared => {
-                            let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
-                            (fast.parts, shape.clusters(PARTS).overlapping())
-                        }
-                        Tile::Narrow => (fast.large[0], tiled(32)),
-                        Tile::Wide => (fast.large[1], tiled(64)),
-                    }
-                }
-            }
+        let Some(fast) = variants.fast.filter(|_| fast_sizes(*outputs, *inputs) && !self.plain) else {
+            let kernel = variants.plain[usize::from(norm.is_some())];
+            let shape = Shape::new(results.div_ceil(8), THREADS).by(rows).overlapping();
+            return self.launch(stream, kernel, shape, args);
         };
+        let product = Product { rows, outputs: *outputs, inputs: *inputs };
+        let tile = match input {
+            Input::Dealt(_) => Tile::Many(product.many(self.multiprocessors).0),
+            Input::Ready(_) => product.tile(self.multiprocessors, Has { many: false, ..self.has(rows) }),
+            Input::Normed(..) => product.tile(self.multiprocessors, self.has(rows)),
+        };
+        let many = self.many.as_ref().filter(|_| matches!(tile, Tile::Many(_)));
+        if let Some(norm) = norm.filter(|_| rows > SMALL_ROWS || *inputs > MAX_NORMED) {
+            let kernel = many.map_or(self.norm, |many| many.norm);
+            self.queue_norm(kernel, stream, x, norm, self.normed.address(), rows, *inputs)?;
+            (args.x, args.gain) = (self.normed.address(), 0);
+        }
+        if let (Some(many), Tile::Many(of_tile)) = (many, tile) {
+            return many.run(stream, mode, args, of_tile, deals);
+        }
+        if rows <= SMALL_ROWS {
+            let kernel = fast.small[usize::from(args.gain != 0)];
+            return self.launch(stream, kernel, Shape::new(outputs / 16, THREADS).overlapping(), args);
+        }
+        if rows <= FEW_ROWS {
+            let two = usize::from(rows > 16 && *outputs >= WIDE);
+            let kernel = fast.few[usize::from(rows > 16) + two];
+            return self.launch(stream, kernel, Shape::new(outputs / (16 << two), THREADS).overlapping(), args);
+        }
+        let tiles = rows.div_ceil(64);
+        if tile == Tile::Shared {
+            let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
+            return self.launch(stream, fast.parts, shape.clusters(PARTS).overlapping(), args);
+        }
+        // These do not overlap: tiles that start early take the room of those ahead of them, which costs more than it
+        // saves, as measured.
+        let (kernel, of_tile) = if tile == Tile::Narrow { (fast.large[0], 32) } else { (fast.large[1], 64) };
+        let shape = Shape::new(outputs / of_tile, THREADS).by(tiles).shared(TILE_BYTES(of_tile));
+        self.launch(stream, kernel, shape, args)
+    }
+
+    fn launch(&self, stream: &Stream, kernel: Kernel, shape: Shape, args: Args) -> Result<(), CudaError> {
         // SAFETY: the argument is `LinearArgs`; the layer lives as long as the engine that queues, and the caller gives
         // rows of the layer's sizes.
         unsafe { kernel.launch(stream, shape, kernel_args![args]) }
     }
 
-    /// Queues the norm of `rows` rows of f32 to rows of the engine's type.
+    /// The tiles that there are for so many rows.
+    fn has(&self, rows: usize) -> Has {
+        Has { clusters: self.clusters, many: self.many.is_some() && rows > FEW_ROWS }
+    }
+
+    /// Whether a layer can take so many dealt rows.
+    pub fn can_deal(&self, layer: &Linear, rows: usize) -> bool {
+        self.is_fast(layer) && self.has(rows).many && layer.outputs.is_multiple_of(64)
+    }
+
+    /// Whether a layer takes so many rows soonest if they are dealt. Rows that are normed first are dealt then.
+    pub(super) fn deals(&self, layer: &Linear, rows: usize) -> bool {
+        let product = Product { rows, outputs: layer.outputs, inputs: layer.inputs };
+        let tile = || product.tile(self.multiprocessors, self.has(rows));
+        self.can_deal(layer, rows) && matches!(tile(), Tile::Many(_))
+    }
+
+    /// Queues the norm of `rows` rows of f32 to rows of the engine's type, dealt ones where `deals`.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn norm(
+    #[expect(clippy::too_many_arguments, reason = "those of the kernel")]
+    pub(super) fn norm(
         &self,
         stream: &Stream,
         x: u64,
@@ -340,8 +393,10 @@ impl Products {
         y: u64,
         rows: usize,
         width: usize,
+        deals: bool,
     ) -> Result<(), CudaError> {
-        self.queue_norm(self.norm, stream, x, norm, y, rows, width)
+        let kernel = self.many.as_ref().filter(|_| deals).map_or(self.norm, |many| many.norm);
+        self.queue_norm(kernel, stream, x, norm, y, rows, width)
     }
 
     /// [`Products::norm`] to rows of f32, with the same values.

@@ -5,6 +5,7 @@ use super::device::Gpu;
 use super::error::CudaError;
 use super::kernel::{Kernel, Shape, kernel_args};
 use super::linear::{Input, Linear, Mode, Norm, Products};
+use super::many::{self, ExpertWeights, ManyExperts};
 use super::stream::Stream;
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
@@ -15,12 +16,15 @@ use omni_model::weights::Scope;
 /// `MAX_EXPERTS` and `MAX_CHOICES` of `kernels/moe.cuh`.
 const MAX_EXPERTS: usize = 512;
 const MAX_CHOICES: usize = 32;
-/// Pairs of an expert that a tile takes: `kernels/prompt_moe.cu`.
-const TILES: [usize; 2] = [32, 64];
+/// Pairs of an expert that a tile takes: of `kernels/prompt_moe.cu`, and of `kernels/many_linear_90a.cu`.
+const TILES: [usize; 3] = [32, 64, many::PAIRS];
+const MANY: usize = 2;
 /// Shared memory of such a tile.
 const TILE_BYTES: fn(usize) -> usize = |pairs| 4 * (128 + pairs) * 64 * 2;
-/// Pairs per expert from which the larger tiles read weights less often. As measured on an H200, docs/cuda-thinker.md.
+/// Pairs per expert from which the larger tiles read weights less often, and from which those of Hopper are faster. As
+/// measured on an H200, docs/cuda-thinker.md.
 const MANY_PAIRS: usize = 96;
+const MANY_PAIRS_HOPPER: usize = 32;
 /// Up to so many pairs of a row and an expert, each pair reads the expert's weights for itself, because few pairs share
 /// an expert. As measured on an H200, docs/cuda-thinker.md.
 const FEW_PAIRS: usize = 56;
@@ -81,9 +85,13 @@ impl Sizes {
         pairs.min(self.experts + 1 + pairs / of)
     }
 
-    /// Which of [`TILES`] suits so many rows.
-    fn tile(&self, rows: usize) -> usize {
-        usize::from(rows * self.top_k >= MANY_PAIRS * self.experts)
+    /// Which of [`TILES`] suits so many rows; `hopper`: whether the last one is there.
+    fn tile(&self, rows: usize, hopper: bool) -> usize {
+        let pairs = rows * self.top_k / self.experts.max(1);
+        match hopper {
+            true if pairs >= MANY_PAIRS_HOPPER => MANY,
+            _ => usize::from(pairs >= MANY_PAIRS),
+        }
     }
 
     /// Whether the kernels on tensor cores take them; the plain ones take any. Of a width that is no multiple of 8 the
@@ -112,12 +120,13 @@ struct RouteArgs {
     choices: i32,
     normalize: i32,
     eps: f32,
+    deals: i32,
 }
 
 /// `MoeArgs` of `kernels/moe.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Args {
+pub(super) struct Args {
     gate_up: u64,
     down: u64,
     shared_gate_up: u64,
@@ -181,6 +190,19 @@ impl Moe {
     }
 }
 
+impl Moe {
+    /// Of all experts, and of the one that every row visits: gate and up, and down.
+    fn weights(&self) -> [(ExpertWeights, Option<ExpertWeights>); 2] {
+        let Sizes { hidden, experts, inner, shared, .. } = self.sizes;
+        let of = |weight: &Weight, rows, inputs| ExpertWeights { address: weight.address(), rows, inputs };
+        let own = self.shared.as_ref();
+        [
+            (of(&self.gate_up, experts * 2 * inner, hidden), own.map(|own| of(&own.gate_up, 2 * shared, hidden))),
+            (of(&self.down, experts * hidden, inner), own.map(|own| of(&own.down, hidden, shared))),
+        ]
+    }
+}
+
 /// Kernels for experts, and their scratch memory.
 pub struct Experts {
     route: Kernel,
@@ -204,8 +226,10 @@ pub struct Experts {
 struct Fast {
     few: [Kernel; 2],
     sort: Kernel,
-    /// For each of [`TILES`], gate and up, and down.
-    tiles: [[Kernel; 2]; 2],
+    /// For each of the first [`TILES`], gate and up, and down.
+    tiles: [[Kernel; 2]; MANY],
+    /// For the last one.
+    many: Option<ManyExperts>,
     gather: Kernel,
 }
 
@@ -239,6 +263,7 @@ impl Experts {
                         [gpu.kernel("moe_gate_up_tiles64")?, gpu.kernel("moe_down_tiles64")?],
                     ],
                     gather: gpu.kernel("moe_gather")?,
+                    many: ManyExperts::new(gpu)?,
                 };
                 for (kernels, pairs) in fast.tiles.iter().zip(TILES) {
                     for kernel in kernels {
@@ -273,11 +298,13 @@ impl Experts {
         self
     }
 
-    /// The same with the kernels for many rows whatever their number, in small or in `large` tiles.
+    /// The same with the kernels for many rows whatever their number, by tiles of 32 pairs, of 64, or of those for Hopper;
+    /// `None` where these tiles are not there.
     #[must_use]
-    pub fn grouped(mut self, large: bool) -> Experts {
-        self.grouped = Some(usize::from(large));
-        self
+    pub fn grouped(mut self, tile: usize) -> Option<Experts> {
+        let there = tile < MANY || tile == MANY && self.fast.is_some_and(|fast| fast.many.is_some());
+        self.grouped = Some(tile);
+        there.then_some(self)
     }
 
     /// Queues `x += experts(norm(x))` for the residual stream `x [rows, hidden]`; rows of a negative position stay.
@@ -299,9 +326,15 @@ impl Experts {
         let few = pairs <= FEW_PAIRS && choices <= FEW_CHOICES && self.grouped.is_none();
         // Of many rows the router takes the normed ones that the experts take, with the same bits.
         let ready = fast.is_some() && !few && products.is_fast(&moe.router);
+        // Whose rows must be dealt for the router, too.
+        let many = fast.and_then(|fast| fast.many).filter(|_| ready && products.can_deal(&moe.router, rows));
+        let tile = self.grouped.unwrap_or_else(|| s.tile(rows, many.is_some()));
+        let many = many.filter(|_| tile == MANY);
+        let deals = many.is_some();
+        let tile = if deals { MANY } else { tile.min(MANY - 1) };
         let input = if ready {
-            products.norm(stream, x, norm, self.normed.address(), rows, s.hidden)?;
-            Input::Ready(self.normed.address())
+            products.norm(stream, x, norm, self.normed.address(), rows, s.hidden, deals)?;
+            if deals { Input::Dealt(self.normed.address()) } else { Input::Ready(self.normed.address()) }
         } else {
             Input::Normed(x, norm)
         };
@@ -324,8 +357,8 @@ impl Experts {
             choices: choices as i32,
             normalize: i32::from(s.normalize),
             eps: norm.eps,
+            deals: i32::from(deals),
         };
-        let tile = self.grouped.unwrap_or_else(|| s.tile(rows));
         let max_groups = s.groups(rows, TILES[tile]);
         let args = Args {
             gate_up: moe.gate_up.address(),
@@ -372,10 +405,15 @@ impl Experts {
             }
             Some(fast) => {
                 step(fast.sort, Shape::new(1, 1024))?;
-                let shape =
-                    |weights: usize| Shape::new(weights / 128, THREADS).by(max_groups).shared(TILE_BYTES(TILES[tile]));
-                step(fast.tiles[tile][0], shape(2 * width))?;
-                step(fast.tiles[tile][1], shape(s.hidden))?;
+                if let Some(many) = many {
+                    many.run(stream, args, moe.weights())?;
+                } else {
+                    let shape = |weights: usize| {
+                        Shape::new(weights / 128, THREADS).by(max_groups).shared(TILE_BYTES(TILES[tile]))
+                    };
+                    step(fast.tiles[tile][0], shape(2 * width))?;
+                    step(fast.tiles[tile][1], shape(s.hidden))?;
+                }
                 step(fast.gather, Shape::new(rows, THREADS))
             }
         }

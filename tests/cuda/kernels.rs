@@ -23,6 +23,17 @@ fn widened(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// `|got - want| / |want|`.
+/// Rows whose inputs are dealt, as `dealt` of kernels/common.cuh has it: of each 32, the pair `2 i` of eight goes to where
+/// the sixteen inputs of an `mma` have it.
+fn dealt(rows: &[f32]) -> Vec<f32> {
+    let mut to = vec![0.0; rows.len()];
+    for (k, value) in rows.iter().enumerate() {
+        let (step, thread, half, pair, of_pair) = (k / 32, k / 8 % 4, k / 4 % 2, k / 2 % 2, k % 2);
+        to[step * 32 + half * 16 + pair * 8 + thread * 2 + of_pair] = *value;
+    }
+    to
+}
+
 fn error(got: &[f32], want: &[f32]) -> f64 {
     let difference: f64 = got.iter().zip(want).map(|(a, b)| f64::from(a - b).powi(2)).sum();
     let size: f64 = want.iter().map(|b| f64::from(*b).powi(2)).sum();
@@ -35,7 +46,8 @@ struct Case<'a> {
     stream: &'a Stream,
     layer: &'a Linear,
     mode: Mode,
-    ready: &'a Weight,
+    /// In the engine's type, and these dealt.
+    ready: [&'a Weight; 2],
     raw: &'a Buffer<f32>,
     norm: Option<Norm>,
     results: usize,
@@ -45,8 +57,12 @@ impl Case<'_> {
     fn run(&self, products: &Products, rows: usize) -> Vec<f32> {
         let input = match self.norm {
             Some(norm) => Input::Normed(self.raw.address(), norm),
-            None => Input::Ready(self.ready.address()),
+            None => Input::Ready(self.ready[0].address()),
         };
+        self.run_with(products, input, rows)
+    }
+
+    fn run_with(&self, products: &Products, input: Input, rows: usize) -> Vec<f32> {
         let count = rows * self.results;
         if matches!(self.mode, Mode::Add | Mode::StoreF32) {
             let y = self.gpu.upload("results", &noise(count, 1.0, 5)).unwrap();
@@ -72,6 +88,7 @@ fn fast_products_equal_plain_ones_and_do_not_depend_on_the_batch() {
         let bias = on_device(&up, &noise(outputs, 1.0, 2));
         let rows = noise(310 * inputs, 1.7, 3);
         let (ready, raw) = (on_device(&up, &rows), gpu.upload("rows", &rows).unwrap());
+        let dealt = on_device(&up, &dealt(&rows));
         let gain = on_device(&up, &noise(inputs, 1.0, 4));
         let gated = Linear::new(weight, None, outputs, inputs);
         let weight = on_device(&up, &noise(outputs * inputs, (3.0 / inputs as f32).sqrt(), 1));
@@ -80,13 +97,18 @@ fn fast_products_equal_plain_ones_and_do_not_depend_on_the_batch() {
             let layer = if mode == Mode::SiluMul { &gated } else { &biased };
             let results = if mode == Mode::SiluMul { outputs / 2 } else { outputs };
             for norm in [None, Some(Norm { gain: gain.address(), eps: 1e-6 })] {
-                let case = Case { gpu: &gpu, stream: &stream, layer, mode, ready: &ready, raw: &raw, norm, results };
+                let ready = [&ready, &dealt];
+                let case = Case { gpu: &gpu, stream: &stream, layer, mode, ready, raw: &raw, norm, results };
                 let want = case.run(&plain, 310);
                 let whole = case.run(&fast, 310);
                 let what = format!("{mode:?} {outputs}x{inputs} norm {}", norm.is_some());
                 assert!(error(&whole, &want) < 4e-3, "{what}: {}", error(&whole, &want));
                 for rows in [1, 2, 8, 9, 16, 17, 33, 64, 65, 100, 128, 129, 200] {
                     assert!(case.run(&fast, rows) == whole[..rows * results], "{what}: {rows} rows differ from 310");
+                    if norm.is_none() && fast.can_deal(layer, rows) {
+                        let got = case.run_with(&fast, Input::Dealt(dealt.address()), rows);
+                        assert!(got == whole[..rows * results], "{what}: {rows} dealt rows differ");
+                    }
                 }
             }
         }
@@ -116,6 +138,7 @@ struct Attention {
     max_pages: i32,
     eps: f32,
     scale: f32,
+    deals: i32,
 }
 
 #[test]
@@ -184,10 +207,15 @@ fn fast_attention_equals_plain_attention() {
                 max_pages: max_pages as i32,
                 eps: 1e-6,
                 scale: 128f32.sqrt().recip(),
+                deals: 0,
             };
             if fast {
                 let threads = if kernel.contains("short") { 64 } else { 256 };
-                launch(kernel, Shape::new(heads / together, threads).by(rows), &args);
+                let shape = Shape::new(heads / together, threads).by(rows);
+                launch(kernel, shape, &Attention { deals: 1, ..args });
+                let got = widened(&out.read(&stream).unwrap());
+                launch(kernel, shape, &args);
+                assert!(dealt(&widened(&out.read(&stream).unwrap())) == got, "{kernel}: dealt results are others");
             } else {
                 launch("kv_write_bf16", Shape::new(kv_heads, 64).by(rows), &args);
                 launch("attend_plain_bf16", Shape::new(heads, 32).by(rows), &args);

@@ -98,3 +98,9 @@ fn a_position_of_the_thinker_has_the_same_bits_as_a_token_and_in_any_cut_of_a_pr
 fn a_position_of_the_talker_has_the_same_bits_as_a_token_and_in_any_cut_of_a_prompt() {
     a_position_has_the_same_bits_in_any_pass("talker");
 }
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_position_without_experts_has_the_same_bits_as_a_token_and_in_any_cut_of_a_prompt() {
+    a_position_has_the_same_bits_in_any_pass("dense");
+}

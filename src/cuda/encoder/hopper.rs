@@ -3,7 +3,7 @@
 use super::products::{Args, Mode};
 use crate::kernel::kernel_args;
 use crate::tensor_map::TensorMap;
-use crate::{CudaError, Gpu, Kernel, Shape, Stream, images};
+use crate::{CudaError, Gpu, Kernel, Shape, Stream};
 
 /// A tile of `kernels/tower_linear_90a.cu`: rows, outputs, and pieces of 64 inputs that are on their way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,6 @@ pub(super) struct Hopper {
     multiprocessors: usize,
 }
 
-/// Whether a GPU has what these kernels need, and the binary them.
-pub(super) fn is_hopper(gpu: &Gpu) -> bool {
-    gpu.capability() == 90 && images::HOPPER
-}
-
 impl Hopper {
     /// `None` on other GPUs.
     ///
@@ -91,7 +86,7 @@ impl Hopper {
                 kernels
             }};
         }
-        if !is_hopper(gpu) {
+        if !gpu.is_hopper() {
             return Ok(None);
         }
         // In the order of `Mode`.

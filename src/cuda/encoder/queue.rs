@@ -1,6 +1,5 @@
 //! Queues the kernels of a tower: what both towers have in common.
 
-use super::hopper::is_hopper;
 use super::memory::{Room, Scratch};
 use super::net::{Layer, Norm};
 use super::products::{Cores, Mode, Products};
@@ -135,7 +134,7 @@ impl Kernels {
             _ => None,
         };
         let see_hopper = match precision {
-            Precision::Bf16 if cores == Cores::Best && is_hopper(gpu) => {
+            Precision::Bf16 if cores == Cores::Best && gpu.is_hopper() => {
                 let kernels = [gpu.kernel("tower_hopper_see64")?, gpu.kernel("tower_hopper_see72")?];
                 for (kernel, width) in kernels.iter().zip(HOPPER_HEADS) {
                     kernel.allow_shared(hopper_head_bytes(width))?;

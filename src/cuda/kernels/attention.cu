@@ -162,7 +162,7 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
     __syncthreads();
     for (int i = threadIdx.x; i < Q * DIM; i += blockDim.x) {
         const int h = i / DIM, j = i % DIM;
-        static_cast<bf16*>(a.out)[(static_cast<size_t>(row) * a.heads + head0 + h) * DIM + j] = __float2bfloat16_rn(mixed_value(mixed, h, j));
+        static_cast<bf16*>(a.out)[(static_cast<size_t>(row) * a.heads + head0 + h) * DIM + out_at(a, j)] = __float2bfloat16_rn(mixed_value(mixed, h, j));
     }
 }
 
@@ -258,7 +258,7 @@ __device__ __forceinline__ void attend_short(const AttentionArgs& a) {
     }
     const __nv_bfloat162 front = __floats2bfloat162_rn(mix[0] / total, mix[1] / total), back = __floats2bfloat162_rn(mix[2] / total, mix[3] / total);
     bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + kv_head * 2 + warp) * DIM;
-    reinterpret_cast<uint2*>(out)[lane] = make_uint2(*reinterpret_cast<const uint32_t*>(&front), *reinterpret_cast<const uint32_t*>(&back));
+    put_four(a, out, lane, *reinterpret_cast<const uint32_t*>(&front), *reinterpret_cast<const uint32_t*>(&back));
 }
 
 extern "C" __global__ void __launch_bounds__(64) kv_write_f32(const __grid_constant__ AttentionArgs a) { kv_write<float>(a); }

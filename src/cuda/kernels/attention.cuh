@@ -31,7 +31,16 @@ struct AttentionArgs {
     int max_pages;
     float eps;
     float scale;
+    int deals; // whether `out` is dealt: by kernels of bf16 with heads of 128
 };
+
+// Where number `k` of a head goes.
+__device__ __forceinline__ int out_at(const AttentionArgs& a, int k) { return a.deals ? dealt(k) : k; }
+// Four neighbours from 4 `quarter` on, in pairs.
+__device__ __forceinline__ void put_four(const AttentionArgs& a, bf16* head, int quarter, uint32_t front, uint32_t back) {
+    *reinterpret_cast<uint32_t*>(head + out_at(a, 4 * quarter)) = front;
+    *reinterpret_cast<uint32_t*>(head + out_at(a, 4 * quarter + 2)) = back;
+}
 
 __device__ __forceinline__ size_t cache_at(const AttentionArgs& a, uint32_t slot, int position, int kv_head) {
     const uint32_t page = a.pages[static_cast<size_t>(slot) * a.max_pages + position / PAGE];

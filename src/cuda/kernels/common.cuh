@@ -127,3 +127,7 @@ __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 // whole turns only and find its up 8 rows further; where the results are no multiple of 8, the last turn is shorter.
 __device__ __forceinline__ int gate_row(int i) { return (i / 8) * 16 + i % 8; }
 __device__ __forceinline__ int up_row(int i, int results) { return gate_row(i) + min(8, results - (i / 8) * 8); }
+
+// Where input `k` of a row lies whose inputs are *dealt*: those of a step of 32 in the order in which `mma_step` takes them, so
+// that sixteen neighbours are the inputs of one `mma`. Pairs stay pairs.
+__device__ __forceinline__ int dealt(int k) { return (k & ~31) | (k & 4) << 2 | (k & 2) << 2 | (k & 24) >> 2 | (k & 1); }

@@ -268,8 +268,7 @@ __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
         for (int i = 0; i < 4; ++i) all[i] = shares.of(all[i], mixed[s][warp][lane * 4 + i]);
     }
     bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + kv_head * HEADS + warp) * DIM;
-    reinterpret_cast<uint2*>(out)[lane] =
-        make_uint2(packed(__fdiv_rn(all[0], total), __fdiv_rn(all[1], total)), packed(__fdiv_rn(all[2], total), __fdiv_rn(all[3], total)));
+    put_four(a, out, lane, packed(__fdiv_rn(all[0], total), __fdiv_rn(all[1], total)), packed(__fdiv_rn(all[2], total), __fdiv_rn(all[3], total)));
 }
 
 // ---- prompts -----------------------------------------------------------------------------------------------------------
@@ -441,7 +440,8 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
             bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row0 + g + half * 8) * a.heads + kv_head * HEADS + warp) * DIM;
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
-                *reinterpret_cast<uint32_t*>(out + j * 8 + 2 * t) =
+                const int at = j * 8 + 2 * t;
+                *reinterpret_cast<uint32_t*>(out + out_at(a, at)) =
                     packed(__fdiv_rn(total[j][half * 2], total_sum[half]), __fdiv_rn(total[j][half * 2 + 1], total_sum[half]));
             }
         }

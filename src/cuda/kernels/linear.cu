@@ -364,8 +364,8 @@ __device__ __forceinline__ void linear_parts(const LinearArgs& a) {
 
 // ---- norm --------------------------------------------------------------------------------------------------------------
 
-// One block per row: f32 rows to normed rows of T, or of f32 that went through T.
-template <typename T, typename OUT>
+// One block per row: f32 rows to normed rows of T, or of f32 that went through T; DEALS: to dealt ones.
+template <typename T, typename OUT, bool DEALS = false>
 __device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, int rows, int width, float eps) {
     __shared__ float squares[PARTS][8], scale_of_row;
     let_next_start();
@@ -388,7 +388,7 @@ __device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, 
         const float each[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            y[i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
+            y[DEALS ? dealt(i + j) : i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
         }
     }
 }
@@ -422,6 +422,9 @@ FAST(silu, SILU)
 
 extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16(const float* x, const bf16* gain, bf16* y, int rows, int width, float eps) {
     rms_norm(x, gain, y, rows, width, eps);
+}
+extern "C" __global__ void __launch_bounds__(256) rms_norm_dealt_bf16(const float* x, const bf16* gain, bf16* y, int rows, int width, float eps) {
+    rms_norm<bf16, bf16, true>(x, gain, y, rows, width, eps);
 }
 extern "C" __global__ void __launch_bounds__(256) rms_norm_f32(const float* x, const float* gain, float* y, int rows, int width, float eps) {
     rms_norm(x, gain, y, rows, width, eps);

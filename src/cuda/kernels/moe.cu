@@ -100,7 +100,7 @@ __device__ __forceinline__ void route(const RouteArgs& a) {
         const T* normed = static_cast<const T*>(a.normed) + static_cast<size_t>(row) * a.hidden;
         const T* gate = static_cast<const T*>(a.gate);
         float dot = 0.f;
-        for (int i = lane; i < a.hidden; i += WARP) dot = __fmaf_rn(to_float(gate[i]), to_float(normed[i]), dot);
+        for (int i = lane; i < a.hidden; i += WARP) dot = __fmaf_rn(to_float(gate[i]), to_float(normed[a.deals ? dealt(i) : i]), dot);
         dot = warp_sum(dot);
         if (lane == 0) {
             chosen[a.top_k] = a.experts;

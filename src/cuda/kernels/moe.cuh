@@ -21,6 +21,7 @@ struct RouteArgs {
     float* weights;       // [rows, choices]
     int rows, hidden, experts, top_k, choices, normalize;
     float eps;
+    int deals; // whether the inputs of `normed` are dealt
 };
 
 // Pairs of one expert: order[first .. first + count].

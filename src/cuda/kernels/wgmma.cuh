@@ -135,6 +135,15 @@ template <int N, int ACROSS>
 __device__ __forceinline__ void wgmma_rows(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b);
 
 template <>
+__device__ __forceinline__ void wgmma_rows<32, 0>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+        "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0; }"
+        : WGMMA_SUMS(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
 __device__ __forceinline__ void wgmma_rows<64, 0>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -142,6 +151,42 @@ __device__ __forceinline__ void wgmma_rows<64, 0>(float (&d)[8][4], const uint32
         "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
         "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0; }"
         : WGMMA_SUMS(0), WGMMA_SUMS(4)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+__device__ __forceinline__ void wgmma_rows<96, 0>(float (&d)[12][4], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+        "}, {%48,%49,%50,%51}, %52, p, 1, 1, 0; }"
+        : WGMMA_SUMS(0), WGMMA_SUMS(4), WGMMA_SUMS(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+__device__ __forceinline__ void wgmma_rows<128, 0>(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+        "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0; }"
+        : WGMMA_SUMS(0), WGMMA_SUMS(4), WGMMA_SUMS(8), WGMMA_SUMS(12)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+__device__ __forceinline__ void wgmma_rows<160, 0>(float (&d)[20][4], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+        "}, {%80,%81,%82,%83}, %84, p, 1, 1, 0; }"
+        : WGMMA_SUMS(0), WGMMA_SUMS(4), WGMMA_SUMS(8), WGMMA_SUMS(12), WGMMA_SUMS(16)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>

@@ -1,8 +1,11 @@
 // The kernels for prompts on random numbers: the same bits as those that decode, and what they take.
-//   nvcc -O3 --std=c++17 -arch=sm_90 -I kernels -o prompt_selftest kernels/selftest/prompt_selftest.cu && ./prompt_selftest
+//   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o prompt_selftest
+//     kernels/selftest/prompt_selftest.cu && ./prompt_selftest
 #include "attention.cu"
 #include "group_attention.cu"
 #include "linear.cu"
+#include "many_linear_90a.cu"
+#include "maps.cuh"
 #include "moe.cu"
 #include "prompt_moe.cu"
 #include "random.cu"
@@ -72,7 +75,19 @@ struct Product {
     const char* name;
     int outputs, inputs, mode;
 };
-enum Kind { NARROW, WIDE, SHARED }; // as src/cuda/tile.rs calls them
+enum Kind { NARROW, WIDE, SHARED, MANY32, MANY64, MANY128 }; // as src/cuda/tile.rs calls them; the last ones take dealt rows
+constexpr int KINDS = 6, SMS = 132;
+
+// Rows of `inputs` numbers with their inputs dealt.
+__global__ void deal(const bf16* from, bf16* to, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) to[i / 32 * 32 + dealt(i % 32)] = from[i];
+}
+bf16* dealt_copy(const bf16* x, size_t n) {
+    bf16* y = device<bf16>(n);
+    deal<<<1024, 256, 0, st>>>(x, y, n);
+    CK(cudaGetLastError());
+    return y;
+}
 
 void product(const Product& p, Kind kind, LinearArgs a) {
     const int results = p.mode == SILU_MUL ? p.outputs / 2 : p.outputs;
@@ -83,6 +98,11 @@ void product(const Product& p, Kind kind, LinearArgs a) {
     const unsigned tiles = (a.rows + 63) / 64, outputs = p.outputs;
     if (kind == WIDE) launch(pick(linear_large64_store, linear_large64_full, linear_large64_add, linear_large64_silu_mul), dim3(outputs / 64, tiles), 256, 5 * 128 * 128, 1, a);
     if (kind == NARROW) launch(pick(linear_large32_store, linear_large32_full, linear_large32_add, linear_large32_silu_mul), dim3(outputs / 32, tiles), 256, 5 * 96 * 128, 1, a);
+    if (kind >= MANY32) {
+        const int of_tile = kind == MANY32 ? 32 : kind == MANY64 ? 64 : 128, blocks = (p.outputs + BM - 1) / BM * ((a.rows + of_tile - 1) / of_tile);
+        const ManyLinear m{boxes(a.w, a.outputs, a.inputs, BM), boxes(a.x, a.rows, a.inputs, of_tile), a, of_tile, 0};
+        launch(pick(many_linear_store, many_linear_full, many_linear_add, many_linear_silu_mul), dim3(std::min(blocks, SMS)), MULTIPLYING + COPYING, Rows::BYTES, 1, m);
+    }
     if (kind == SHARED) launch(pick(linear_parts_store, linear_parts_full, linear_parts_add, linear_parts_silu_mul), dim3(8, outputs / 64, tiles), 256, 5 * 128 * 128, 8, a);
 }
 
@@ -93,27 +113,30 @@ void products() {
         bf16* w[4];
         for (int i = 0; i < 4; ++i) w[i] = rnd((size_t)p.outputs * p.inputs, sqrtf(3.f / p.inputs), 10 + i);
         bf16* x = rnd((size_t)most * p.inputs, 1.7f, 20);
+        bf16* dealt_x = dealt_copy(x, (size_t)most * p.inputs);
+        const auto rows_of = [&](int kind) { return kind < MANY32 ? x : dealt_x; };
         float* y = device<float>((size_t)most * p.outputs);
-        for (int rows : {1, 7, 64, 65, 100, 128, 129, 300}) {
-            std::vector<float> got[3];
-            for (int kind = 0; kind < 3; ++kind) {
+        for (int rows : {1, 7, 64, 65, 100, 128, 129, 300, 1000}) {
+            std::vector<float> got[KINDS];
+            for (int kind = 0; kind < KINDS; ++kind) {
                 fill_random_f32<<<1024, 256, 0, st>>>(y, (size_t)rows * p.outputs, 7, 30, 1.f);
-                product(p, (Kind)kind, {w[0], x, nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f});
+                product(p, (Kind)kind, {w[0], rows_of(kind), nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f});
                 got[kind] = down(y, (size_t)rows * p.outputs);
                 expect(kind == 0 || same(got[0], got[kind]), p.name, rows * 10 + kind);
             }
         }
-        for (int rows : {128, 304, 512, 1024, 2048}) {
+        for (int rows : {48, 64, 128, 304, 512, 1024, 2048}) {
             printf("%-10s rows %4d:", p.name, rows);
-            const char* names[] = {"narrow", "wide", "shared"};
-            for (int kind = 0; kind < 3; ++kind) {
-                const float us = timed([&](int i) { product(p, (Kind)kind, {w[i % 4], x, nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f}); });
+            const char* names[] = {"narrow", "wide", "shared", "by 32", "by 64", "by 128"};
+            for (int kind = 0; kind < KINDS; ++kind) {
+                const float us = timed([&](int i) { product(p, (Kind)kind, {w[i % 4], rows_of(kind), nullptr, nullptr, y, rows, 0, 0, 0, 1e-6f}); });
                 printf("  %s %6.1f us %4.0f TF", names[kind], us, 2e-6 * rows * p.outputs * p.inputs / us);
             }
             printf("\n");
         }
         for (bf16* each : w) CK(cudaFree(each));
         CK(cudaFree(x));
+        CK(cudaFree(dealt_x));
         CK(cudaFree(y));
     }
 }
@@ -149,11 +172,19 @@ void experts() {
         enum { NORM = 1, ROUTE = 2, SORT = 4, GATE_UP = 8, DOWN = 16, GATHER = 32 };
         const auto run = [&](int layer, int way, int rows, int parts) {
             const int group = way == FEW ? 32 : way, n = rows * c, max_groups = std::min(n, s.experts + 1 + n / group);
-            if (parts & NORM) launch(rms_norm_bf16, dim3(rows), 256, 0, 1, (const float*)x, (const bf16*)gain, normed, rows, s.hidden, 1e-6f);
-            if (parts & ROUTE) launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, 1, RouteArgs{logits, nullptr, gain, s.shared ? gate : nullptr, at, normed, chosen, weights, rows, s.hidden, s.experts, s.top_k, c, 1, 1e-6f});
+            if (parts & NORM) launch(way == Pairs::MOST ? rms_norm_dealt_bf16 : rms_norm_bf16, dim3(rows), 256, 0, 1, (const float*)x, (const bf16*)gain, normed, rows, s.hidden, 1e-6f);
+            if (parts & ROUTE) launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, 1, RouteArgs{logits, nullptr, gain, s.shared ? gate : nullptr, at, normed, chosen, weights, rows, s.hidden, s.experts, s.top_k, c, 1, 1e-6f, way == Pairs::MOST});
             const MoeArgs a{gate_up[layer], shrink[layer], shared_gate_up, shared_down, normed, between, x, chosen, weights, order, groups, outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups, group};
             if (way != FEW && (parts & SORT)) launch(moe_sort, dim3(1), 1024, 0, 1, a);
             const dim3 up_grid(width / 64, max_groups), down_grid(s.hidden / 128, max_groups);
+            if (way == Pairs::MOST && (parts & GATE_UP)) {
+                const ManyExperts m{boxes(gate_up[layer], s.experts * 2 * s.inner, s.hidden, BM), boxes(shared_gate_up, std::max(2 * s.shared, 8), s.hidden, BM), a};
+                launch(many_gate_up, dim3(SMS), MULTIPLYING + COPYING, Pairs::BYTES, 1, m);
+            }
+            if (way == Pairs::MOST && (parts & DOWN)) {
+                const ManyExperts m{boxes(shrink[layer], s.experts * s.hidden, s.inner, BM), boxes(shared_down, s.hidden, std::max(s.shared, 8), BM), a};
+                launch(many_down, dim3(SMS), MULTIPLYING + COPYING, Pairs::BYTES, 1, m);
+            }
             if (parts & GATE_UP) {
                 if (way == FEW) launch(moe_gate_up_few, dim3(width / 8, n), 256, 0, 1, a);
                 if (way == 32) launch(moe_gate_up_tiles32, up_grid, 256, 4 * 160 * 128, 1, a);
@@ -166,9 +197,9 @@ void experts() {
             }
             if (way != FEW && (parts & GATHER)) launch(moe_gather, dim3(rows), 256, 0, 1, a);
         };
-        for (int rows : {1, 7, 33, 130, 700}) {
+        for (int rows : {1, 7, 33, 130, 700, 2048}) {
             std::vector<float> want;
-            for (int way : {0, 32, 64}) {
+            for (int way : {0, 32, 64, Pairs::MOST}) {
                 fill_random_f32<<<1024, 256, 0, st>>>(x, (size_t)rows * s.hidden, 7, 77, 1.7f);
                 run(0, way, rows, ~0);
                 const auto got = down(x, (size_t)rows * s.hidden);
@@ -186,13 +217,12 @@ void experts() {
         }
         for (int rows : {16, 32, 64, 112, 128, 256, 304, 512, 1024, 2048}) {
             fill_random_f32<<<1024, 256, 0, st>>>(x, (size_t)rows * s.hidden, 7, 77, 1.7f);
-            run(0, 32, rows, NORM | ROUTE | SORT);
             const auto part = [&](int way, int which) {
-                run(0, way, rows, SORT);
+                run(0, way, rows, NORM | ROUTE | SORT);
                 return timed([&](int i) { run(i % layers, way, rows, which); });
             };
             printf("%s rows %4d: norm %.1f route %.1f sort %.1f gather %.1f us; gate_up and down:", s.name, rows, part(32, NORM), part(32, ROUTE), part(32, SORT), part(32, GATHER));
-            for (int way : {32, 64}) {
+            for (int way : {32, 64, Pairs::MOST}) {
                 const float u = part(way, GATE_UP), d = part(way, DOWN);
                 printf("  %d: %.1f %.1f", way, u, d);
             }
@@ -322,7 +352,7 @@ int main(int argc, char** argv) {
     cudaDeviceProp pr;
     CK(cudaGetDeviceProperties(&pr, 0));
     printf("%s %d SM\n", pr.name, pr.multiProcessorCount);
-    attention(32, 4);
+    if (argc < 2) attention(32, 4);
     experts();
     products();
     printf("%d bad\n", bad);

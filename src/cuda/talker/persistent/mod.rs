@@ -11,7 +11,7 @@ use crate::kernel::{Kernel, Shape};
 use crate::spinning::Spinning;
 use crate::stream::Stream;
 use crate::weights::Weight;
-use crate::{CudaError, Gpu, images};
+use crate::{CudaError, Gpu};
 pub(super) use layers::Batch;
 use layers::Layers;
 use omni_config::Precision;
@@ -96,7 +96,7 @@ impl Persistent {
     /// What the driver says; a device without room for it is no error.
     pub fn new(net: &TalkerNet, limit: Duration, stream: &Stream) -> Result<Option<Persistent>, CudaError> {
         let gpu = &net.gpu;
-        let device = gpu.capability() == 90 && images::HOPPER && gpu.multiprocessors() as usize >= BLOCKS;
+        let device = gpu.is_hopper() && gpu.multiprocessors() as usize >= BLOCKS;
         if !device || net.precision != Precision::Bf16 {
             return Ok(None);
         }
