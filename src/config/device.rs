@@ -109,8 +109,8 @@ impl Config {
         let suits = match (on, stage) {
             // A pass of a mixture of experts reads nearly all weights, whatever its length.
             (DeviceKind::Cuda, StageName::Thinker) => 1024,
-            // The prompts of 32 requests that come together: more would have the first ones wait for the last.
-            (DeviceKind::Cuda, StageName::Talker) => 640,
+            // The prompts of 54 requests that come together: more would have the first ones wait for the last.
+            (DeviceKind::Cuda, StageName::Talker) => 1024,
             _ => 256,
         };
         self.stage(stage).prefill_chunk.unwrap_or(suits)
