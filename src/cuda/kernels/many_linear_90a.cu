@@ -2,7 +2,7 @@
 // grouped. Sums have the bits of linear.cu and moe.cu: eight parts of the inputs, each in steps of 32, two `mma` a step.
 //
 //   many_linear_*             tiles of 128 outputs by up to 128 rows, whose inputs are dealt (see `dealt`)
-//   many_gate_up, many_down   the same of an expert, by groups of up to 128 pairs
+//   many_gate_up, many_down   the same of an expert, by groups of up to 160 pairs
 //
 // Blocks stay and take one tile after the other. Eight warps multiply, each 16 outputs, whose weights go from shared memory
 // into their registers in `mma_step`'s order; rows are dealt, because the instruction takes sixteen neighbours of them. Four
@@ -19,8 +19,8 @@ constexpr int BM = 128, DEEP = 64; // outputs and inputs of a piece of weights
 constexpr int W_BYTES = BM * DEEP * 2;
 constexpr int MULTIPLYING = 256; // threads; two groups of four warps
 constexpr int COPYING = 128;     // threads; of rows that are gathered, eight to a row
-constexpr int OUT_PITCH = 72;        // of results on their way out: 64 outputs of a row, and what keeps rows in different banks
-[[maybe_unused]] constexpr int LATE = 3;          // pieces that copies of gathered rows may be behind their queueing
+constexpr int OUT_PITCH = 72;    // of results on their way out: 64 outputs of a row, and what keeps rows in different banks
+[[maybe_unused]] constexpr int LATE = 3; // pieces that copies of gathered rows may be behind their queueing
 
 // Tiles of up to MOST rows: their pieces in shared memory, of which AHEAD are on their way, and what leaves.
 template <int MOST_, int AHEAD_>

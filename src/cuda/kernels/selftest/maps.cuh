@@ -5,6 +5,7 @@
 #include "wgmma.cuh"
 #include <cudaTypedefs.h>
 
+// Boxes of 64 inputs by `box_rows` rows of a matrix [rows, inputs].
 static TensorMap boxes(const void* x, int rows, int inputs, int box_rows) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
     if (encode == nullptr) {

@@ -6,12 +6,11 @@
 #include "../tower_attention_90a.cu"
 #include "../tower_linear.cu"
 #include "../tower_linear_90a.cu"
+#include "maps.cuh"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cuda.h>
-#include <cudaTypedefs.h>
 #include <string>
 #include <vector>
 
@@ -93,22 +92,6 @@ struct Tile {
     }
 static const Tile tiles[] = {TILE(128x256, 128, 256, 4), TILE(128x128, 128, 128, 3), TILE(128x128_alone, 128, 128, 6), TILE(64x128, 64, 128, 4),
                              TILE(64x32, 64, 32, 8)};
-
-static TensorMap boxes(const void* x, int rows, int inputs, int box_rows) {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-    if (encode == nullptr) {
-        cudaDriverEntryPointQueryResult found;
-        ok(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000, cudaEnableDefault, &found));
-    }
-    TensorMap map;
-    const cuuint64_t sizes[2] = {cuuint64_t(inputs), cuuint64_t(rows)}, strides[1] = {cuuint64_t(inputs) * 2};
-    const cuuint32_t box[2] = {64, cuuint32_t(box_rows)}, steps[2] = {1, 1};
-    const CUresult answer =
-        encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(x), sizes, strides, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (answer != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(answer)), exit(1);
-    return map;
-}
 
 static TowerHopper with_maps(const Tile& tile, const TowerLinear& a) {
     return {boxes(a.w, a.outputs, a.inputs, tile.outputs), boxes(a.x, a.rows, a.inputs, tile.rows), a};
