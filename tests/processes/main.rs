@@ -13,6 +13,8 @@ mod kept;
 mod logs;
 mod managed;
 #[cfg(feature = "cluster")]
+mod namespaces;
+#[cfg(feature = "cluster")]
 mod nodes;
 mod scarcity;
 mod signals;

@@ -11,7 +11,7 @@ use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::tools::network::{self, Passage, Relay};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -33,6 +33,11 @@ impl Authority {
     /// A certificate for this machine, and its key.
     pub fn certify(&self, name: &str) -> ClusterTls {
         self.0.certify(name).unwrap()
+    }
+
+    /// The same for a host of another address.
+    pub fn certify_at(&self, name: &str, address: Ipv4Addr) -> ClusterTls {
+        self.0.certify_at(name, address).unwrap()
     }
 }
 
@@ -124,6 +129,11 @@ pub struct Node {
 impl Node {
     /// With these lines in `[cluster]`.
     pub fn start(join: &[SocketAddr], checkpoint: &Path, name: &str, lines: &str) -> Node {
+        Node::start_by(Command::new(env!("CARGO_BIN_EXE_omni-actors")), join, checkpoint, name, lines)
+    }
+
+    /// The same with a command that runs this program.
+    pub fn start_by(mut command: Command, join: &[SocketAddr], checkpoint: &Path, name: &str, lines: &str) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("node.toml");
         let text = format!(
@@ -131,7 +141,6 @@ impl Node {
              [cluster]\nname = {name:?}\nstages = [\"talker\", \"vocoder\"]\n{lines}\n"
         );
         std::fs::write(&config, text).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_omni-actors"));
         command.arg("node").args(join.iter().map(|address| format!("--join={address}"))).arg(&config);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (tell, lines) = mpsc::channel();
@@ -142,6 +151,10 @@ impl Node {
 
     pub fn watched(&self) -> Watched {
         Watched::new(self.child.id())
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn kill(&self) {

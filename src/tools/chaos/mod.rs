@@ -81,6 +81,7 @@ const STOPPING: Duration = Duration::from_secs(10);
                                                             exactly the faults of a file
   omni-actors chaos --cluster 3 --streams 64 --frames 150 --duration 4m
                                                             nodes and gateways are killed, stopped and cut off
+  sudo omni-actors chaos --cluster 3 --namespaces           the same in networks of the kernel's own
 docs/chaos.md explains the report.")]
 pub struct ChaosArgs {
     /// Config file; without one the embedded voice with default settings
@@ -113,6 +114,10 @@ pub struct ChaosArgs {
         conflicts_with_all = ["requests", "placement", "guilty", "plan", "shrink"]
     )]
     cluster: Option<u16>,
+    /// With --cluster: every node and gateway in a network namespace of its own, joined by a router of Linux. Needs the
+    /// program `ip` and the rights of root; what needs netem is left out where the kernel has none
+    #[arg(long, requires = "cluster")]
+    namespaces: bool,
     /// One request in so many brings a stage down each time that it runs, and one in so many does beside any other; the
     /// same each time that it comes again
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

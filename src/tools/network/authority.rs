@@ -2,6 +2,7 @@
 
 use omni_config::ClusterTls;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -41,8 +42,16 @@ impl Authority {
     /// # Errors
     /// They cannot be written.
     pub fn certify(&self, name: &str) -> anyhow::Result<ClusterTls> {
+        self.certify_at(name, Ipv4Addr::LOCALHOST)
+    }
+
+    /// The same for a host at this address, which calls itself `localhost`, too.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn certify_at(&self, name: &str, address: Ipv4Addr) -> anyhow::Result<ClusterTls> {
         let key = KeyPair::generate()?;
-        let params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])?;
+        let params = CertificateParams::new(vec!["localhost".to_owned(), address.to_string()])?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         let file = |ending: &str, content: String| {
             let path = self.folder.path().join(format!("{name}.{ending}"));

@@ -121,8 +121,7 @@ pub async fn run(
         outcome = shared.strike_all(hosts, &mut run.struck) => outcome,
         () = interrupted.cancelled() => Ok(()),
     };
-    hosts.mend();
-    run.given_up = outcome.err().map(|error| format!("{error:#}"));
+    run.given_up = outcome.and(hosts.mend()).err().map(|error| format!("{error:#}"));
     let has_end = shared.drill.requests.is_some();
     shared.stopping.store(!has_end, Ordering::Relaxed);
     loop {
@@ -258,16 +257,14 @@ impl Shared {
                     Kind::Cut(Side::ToGateways, _) => [Passage::Cut, Passage::Open],
                     _ => [Passage::Held, Passage::Open],
                 };
-                hosts.set_ways(target, to_gateways, to_node);
+                hosts.set_ways(target, to_gateways, to_node)?;
                 lasts().await;
-                hosts.set_ways(target, Passage::Open, Passage::Open);
-                Ok(())
+                hosts.set_ways(target, Passage::Open, Passage::Open)
             }
             Kind::Slow => {
-                hosts.set_all_ways(SLOW);
+                hosts.set_all_ways(SLOW)?;
                 lasts().await;
-                hosts.set_all_ways(Passage::Open);
-                Ok(())
+                hosts.set_all_ways(Passage::Open)
             }
         }
     }

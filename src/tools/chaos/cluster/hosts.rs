@@ -1,6 +1,7 @@
 //! The hosts of a drill: gateways and nodes, each a process of this program, and the network between them.
 
-use crate::network::{Authority, Passage, Relay, free_address};
+use super::places::{Network, Place};
+use crate::network::{Authority, Passage};
 use anyhow::{Context, bail};
 use omni_config::{ClusterTls, FaultFile, Override};
 use omni_core::ids::StageName;
@@ -18,8 +19,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// This program, whatever becomes of its file.
-const PROGRAM: &str = "/proc/self/exe";
 /// How long a gateway may take to say where it listens.
 const STARTING: Duration = Duration::from_secs(60);
 /// How long a gateway may take to say how it is.
@@ -47,8 +46,8 @@ pub struct Setup {
     pub listeners: usize,
     /// See [`Field::silence`](super::plan::Field).
     pub silence: Duration,
-    /// Decides which packets are lost.
-    pub seed: u64,
+    /// Between them.
+    pub network: Network,
 }
 
 /// Where a gateway takes requests, for those that send them.
@@ -98,6 +97,7 @@ impl Drop for Process {
 }
 
 struct Gateway {
+    place: Place,
     /// Where nodes join it.
     joined_at: SocketAddr,
     tls: ClusterTls,
@@ -105,20 +105,19 @@ struct Gateway {
 }
 
 struct Node {
+    place: Place,
     tls: ClusterTls,
-    /// To each gateway.
-    ways: Vec<Relay>,
     process: Option<Process>,
 }
 
-/// See the module. All of it ends when it is dropped.
+/// See the module. All of it ends when it is dropped, the processes first.
 pub struct Hosts {
-    setup: Setup,
-    authority: Authority,
     gateways: Vec<Gateway>,
     nodes: Vec<Node>,
-    /// Beside them, while it is there.
+    /// Beside them, once it has been there.
     hanging: Option<Node>,
+    setup: Setup,
+    authority: Authority,
     sites: Arc<[Site]>,
     http: Client,
 }
@@ -128,11 +127,12 @@ impl Hosts {
     ///
     /// # Errors
     /// A process or a socket cannot be had, or a gateway ends at once.
-    pub async fn start(setup: Setup) -> anyhow::Result<Hosts> {
+    pub async fn start(mut setup: Setup) -> anyhow::Result<Hosts> {
         let authority = Authority::new().context("cannot make certificates")?;
         let gateway = |number: usize| {
-            let tls = authority.certify(&format!("gateway-{}", number + 1))?;
-            anyhow::Ok(Gateway { joined_at: free_address()?, tls, process: None })
+            let (place, joined_at) = setup.network.gateway()?;
+            let tls = place.certified(&authority, &format!("gateway-{}", number + 1))?;
+            anyhow::Ok(Gateway { place, joined_at, tls, process: None })
         };
         let gateways: Vec<Gateway> = (0..setup.gateways).map(gateway).collect::<anyhow::Result<_>>()?;
         let sites = gateways.iter().map(|_| Site::default()).collect();
@@ -155,20 +155,23 @@ impl Hosts {
     }
 
     /// A node that is not started, with its network.
-    async fn joining(&self, name: &str, seed: u64) -> anyhow::Result<Node> {
-        let mut ways = Vec::new();
-        for (gateway, number) in self.gateways.iter().zip(0..) {
-            let seed = self.setup.seed.wrapping_add(seed * 64 + number);
-            ways.push(Relay::towards(gateway.joined_at, seed).await.context("no socket for the network")?);
-        }
-        Ok(Node { tls: self.authority.certify(name)?, ways, process: None })
+    async fn joining(&mut self, name: &str, number: u64) -> anyhow::Result<Node> {
+        let gateways = self.joined_at();
+        let place = self.setup.network.node(number, &gateways).await?;
+        Ok(Node { tls: place.certified(&self.authority, name)?, place, process: None })
+    }
+
+    fn joined_at(&self) -> Vec<SocketAddr> {
+        self.gateways.iter().map(|gateway| gateway.joined_at).collect()
     }
 
     /// A command of this program with the user's config and keys over it; those that come last win.
-    fn command(&self, name: &str, more: &[Override]) -> Command {
-        let mut command = Command::new(PROGRAM);
+    fn command(&self, place: &Place, name: &str, more: &[Override]) -> Command {
+        let own = std::process::id();
+        // This program, whatever becomes of its file.
+        let mut command = self.setup.network.command(place, format!("/proc/{own}/exe"));
         // However this program ends, they do: it starts them on its main thread.
-        command.arg(format!("--parent={}", std::process::id())).arg(name).args(&self.setup.config);
+        command.arg(format!("--parent={own}")).arg(name).args(&self.setup.config);
         for set in self.setup.set.iter().chain(more) {
             command.arg("--set").arg(set.to_string());
         }
@@ -176,7 +179,7 @@ impl Hosts {
     }
 
     fn node_command(&self, node: &Node, name: &str) -> anyhow::Result<Command> {
-        let join = node.ways.iter().map(|way| format!("{:?}", way.address().to_string()));
+        let join = node.place.joins(&self.joined_at()).into_iter().map(|address| format!("{:?}", address.to_string()));
         let mut keys = shown(&node.tls);
         keys.push(Override::text("cluster.name", name));
         keys.push(Override::text("cluster.listen", ""));
@@ -185,7 +188,7 @@ impl Hosts {
         keys.push(toml("cluster.gateways", &self.setup.gateways.to_string())?);
         // Each gateway has its part, and must find room for all there: the others may be down.
         keys.push(toml("limits.max_requests", &(self.setup.listeners * self.setup.gateways).to_string())?);
-        let mut command = self.command("node", &keys);
+        let mut command = self.command(&node.place, "node", &keys);
         if name == HANGING {
             let rule = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Hang);
             let rules = vec![rule.nth(HANGS_AT).times(u64::MAX)];
@@ -218,23 +221,26 @@ impl Hosts {
     }
 
     /// What becomes of packets between a node and all gateways.
-    pub fn set_ways(&self, node: usize, to_gateways: Passage, to_node: Passage) {
-        self.nodes[node].ways.iter().for_each(|way| way.set(to_gateways, to_node));
+    pub fn set_ways(&mut self, node: usize, to_gateways: Passage, to_node: Passage) -> anyhow::Result<()> {
+        self.setup.network.set(&self.nodes[node].place, to_gateways, to_node)
     }
 
     /// The same of all nodes.
-    pub fn set_all_ways(&self, passage: Passage) {
-        (0..self.nodes.len()).for_each(|node| self.set_ways(node, passage, passage));
+    pub fn set_all_ways(&mut self, passage: Passage) -> anyhow::Result<()> {
+        (0..self.nodes.len()).try_for_each(|node| self.set_ways(node, passage, passage))
     }
 
     /// Starts one more node, whose talker hangs soon and whenever it runs again, or ends it.
     pub async fn hanging_node(&mut self, joins: bool) -> anyhow::Result<()> {
-        self.hanging = None;
+        let mut node = match self.hanging.take() {
+            Some(node) => node,
+            None => self.joining(HANGING, self.nodes.len() as u64).await?,
+        };
+        node.process = None;
         if joins {
-            let mut node = self.joining(HANGING, self.nodes.len() as u64).await?;
             node.process = Some(Process::start(self.node_command(&node, HANGING)?)?);
-            self.hanging = Some(node);
         }
+        self.hanging = Some(node);
         Ok(())
     }
 
@@ -250,7 +256,11 @@ impl Hosts {
     pub async fn start_gateway(&mut self, number: usize) -> anyhow::Result<()> {
         let gateway = &self.gateways[number];
         let mut keys = shown(&gateway.tls);
-        keys.push(Override::text("server.listen", "127.0.0.1:0"));
+        keys.push(Override::text("server.listen", format!("{}:0", gateway.place.address)));
+        if !gateway.place.address.is_loopback() {
+            // Only this machine reaches it.
+            keys.push(toml("server.allow_anonymous", "true")?);
+        }
         keys.push(toml("server.max_connections", &(2 * self.setup.listeners + 64).to_string())?);
         keys.push(toml("server.max_connections_per_address", "0")?);
         keys.push(Override::text("cluster.listen", gateway.joined_at.to_string()));
@@ -258,7 +268,7 @@ impl Hosts {
         // And one that hangs.
         keys.push(toml("cluster.max_nodes", &(self.setup.nodes + 1).to_string())?);
         keys.extend(STAGES.map(|stage| Override::text(&format!("stages.{stage}.placement"), "nodes")));
-        let mut command = self.command("run", &keys);
+        let mut command = self.command(&gateway.place, "run", &keys);
         command.stdout(Stdio::piped());
         let mut process = Process::start(command)?;
         let (tell, told) = oneshot::channel();
@@ -278,10 +288,13 @@ impl Hosts {
     }
 
     /// Ends every fault that has not ended.
-    pub fn mend(&self) {
-        self.set_all_ways(Passage::Open);
+    ///
+    /// # Errors
+    /// A way does not open again.
+    pub fn mend(&mut self) -> anyhow::Result<()> {
         // One that has ended by itself is told by what becomes of the streams.
         (0..self.nodes.len()).for_each(|node| _ = self.stop_node(node, false));
+        self.set_all_ways(Passage::Open)
     }
 
     /// Waits until every gateway uses every stage of every node, and has done so for as long as it may take to notice that

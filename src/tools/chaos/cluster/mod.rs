@@ -4,7 +4,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `plan` | which fault when: pure |
-//! | `hosts` | gateways, nodes, and the [network](crate::network) between them |
+//! | `hosts` | gateways and nodes |
+//! | `places` | where they are, and the [network](crate::network) between them |
 //! | `listen` | a listener over HTTP that plays, and moves to another gateway when its own is killed |
 //! | `drill` | one run of many listeners, and the faults meanwhile |
 //! | `report` | what they heard of each fault: pure |
@@ -12,6 +13,7 @@
 mod drill;
 mod hosts;
 mod listen;
+mod places;
 mod plan;
 mod report;
 
@@ -24,6 +26,7 @@ use super::report::About;
 use super::settings::{self, Where};
 use super::verdict::{self, Heard};
 use super::{ChaosArgs, ended_by_signals, write};
+use crate::network::Namespaces;
 use anyhow::Context;
 use drill::{Drill, Run, WHOLE};
 use hosts::{Hosts, Setup};
@@ -31,7 +34,8 @@ use omni_config::{Override, format_duration};
 use omni_core::ids::StageName;
 use omni_engine::model_info;
 use omni_telemetry as telemetry;
-use plan::Field;
+use places::Network;
+use plan::{Field, Kind};
 use report::Report;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +57,12 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     let able = Able { family: checkpoint.family(), stages: &StageName::ALL[2..], hears: false, talks: false };
     let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
     let load = Arc::new(load);
-    let field = Field { nodes, gateways: GATEWAYS, silence: config.cluster.silence };
+    let network = match args.namespaces {
+        true => Network::Namespaces(Box::new(Namespaces::new().context("--namespaces")?)),
+        false => Network::Loopback(args.seed),
+    };
+    let holds_and_slows = network.holds_and_slows();
+    let field = Field { nodes, gateways: GATEWAYS, silence: config.cluster.silence, holds_and_slows };
     let ours = set.iter().map(|text| text.parse::<Override>().map_err(anyhow::Error::msg).context("a drill's own key"));
     let setup = Setup {
         config: args.config.clone(),
@@ -62,16 +71,20 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
         gateways: GATEWAYS,
         listeners,
         silence: field.silence,
-        seed: args.seed,
+        network,
     };
+    let of = if args.namespaces { " in network namespaces" } else { "" };
     let about = About {
-        target: format!("{} in {nodes} nodes and {GATEWAYS} gateways", config.model.name),
+        target: format!("{} in {nodes} nodes and {GATEWAYS} gateways{of}", config.model.name),
         seed: args.seed,
         listeners,
         placement: "nodes".to_owned(),
         set: set.clone(),
     };
     eprintln!("{}: {listeners} listeners", about.target);
+    for kind in Kind::ALL.into_iter().filter(|kind| !field.kinds().contains(kind)) {
+        eprintln!("left out, because this network cannot do it: {}", kind.name());
+    }
     eprintln!("set for the drill: {}", if set.is_empty() { "nothing".to_owned() } else { set.join(" ") });
 
     let mut hosts = tokio::select! {

@@ -55,6 +55,8 @@ pub struct Field {
     pub gateways: usize,
     /// After how long a side that says nothing counts as gone.
     pub silence: Duration,
+    /// Whether the network can hold packets, and can be slow.
+    pub holds_and_slows: (bool, bool),
 }
 
 impl Kind {
@@ -105,6 +107,17 @@ impl Kind {
 }
 
 impl Field {
+    /// The kinds that can strike.
+    pub fn kinds(self) -> Vec<Kind> {
+        let (holds, slows) = self.holds_and_slows;
+        let can = |kind: &Kind| match kind {
+            Kind::LateNode => holds,
+            Kind::Slow => slows,
+            _ => true,
+        };
+        Kind::ALL.into_iter().filter(can).collect()
+    }
+
     /// How many there are of what a kind strikes.
     fn targets(self, kind: Kind) -> usize {
         match kind {
@@ -121,13 +134,14 @@ impl Field {
 /// left of the time is passed over.
 pub fn plan(field: Field, seed: u64, rest: Duration, duration: Duration) -> Vec<Strike> {
     let mut draws = Draws::new(seed);
-    let mut kinds = Shuffled::new(Kind::ALL.len());
-    let mut targets = Kind::ALL.map(|kind| Shuffled::new(field.targets(kind)));
+    let all = field.kinds();
+    let mut kinds = Shuffled::new(all.len());
+    let mut targets: Vec<_> = all.iter().map(|kind| Shuffled::new(field.targets(*kind))).collect();
     let (mut strikes, mut left) = (Vec::new(), duration.saturating_sub(rest));
     let mut passed = 0;
-    while passed < 2 * Kind::ALL.len() {
+    while passed < 2 * all.len() {
         let drawn = kinds.draw(&mut draws);
-        let kind = Kind::ALL[drawn];
+        let kind = all[drawn];
         match left.checked_sub(rest + kind.lasts(field.silence)) {
             None => passed += 1,
             Some(less) => {
@@ -145,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     const fn field(nodes: usize) -> Field {
-        Field { nodes, gateways: 2, silence: Duration::from_secs(2) }
+        Field { nodes, gateways: 2, silence: Duration::from_secs(2), holds_and_slows: (true, true) }
     }
 
     const fn s(n: u64) -> Duration {
@@ -172,6 +186,22 @@ mod tests {
     fn without_time_nothing_is_planned() {
         assert!(plan(field(3), 1, s(1), s(0)).is_empty());
         assert!(plan(field(3), 1, s(1), s(3)).is_empty());
+    }
+
+    #[test]
+    fn what_the_network_cannot_do_is_not_planned() {
+        let kinds = |holds_and_slows| {
+            let strikes = plan(Field { holds_and_slows, ..field(2) }, 1, s(1), s(1000));
+            let mut kinds: Vec<_> = strikes.iter().map(|strike| strike.kind.name()).collect();
+            kinds.sort_unstable();
+            kinds.dedup();
+            kinds
+        };
+        let missing =
+            |has: (bool, bool)| kinds((true, true)).into_iter().filter(move |kind| !kinds(has).contains(kind));
+        assert_eq!(missing((true, true)).count(), 0);
+        assert_eq!(missing((false, true)).collect::<Vec<_>>(), [Kind::LateNode.name()]);
+        assert_eq!(missing((true, false)).collect::<Vec<_>>(), [Kind::Slow.name()]);
     }
 
     proptest! {
