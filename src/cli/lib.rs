@@ -86,7 +86,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Decode(args) => decode::execute(&args),
         Command::Confine(args) => return confine::execute(args),
         Command::Run(args) => on_runtime(Box::pin(run::execute(args, embedded))),
-        Command::Node(args) => on_runtime(Box::pin(node::execute(args, embedded))),
+        Command::Node(args) => node::with_threads().and_then(|()| on_runtime(Box::pin(node::execute(args, embedded)))),
         Command::Say(args) => on_runtime(Box::pin(say::execute(args, embedded))),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
         Command::Chaos(args) => on_runtime(chaos::execute(args, embedded)),

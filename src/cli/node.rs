@@ -10,7 +10,10 @@ use omni_telemetry as telemetry;
 use omni_tools::exit::GivenUp;
 use omni_tools::model;
 use omni_tools::signals::Signals;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Run stages of a model for servers on other hosts
 ///
@@ -33,6 +36,35 @@ pub struct NodeArgs {
     /// Override one key of the config, such as cluster.gateways=2
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<Override>,
+}
+
+/// Where Zenoh reads how many threads take what its connections bring. It reads that nowhere else.
+const THREADS: &str = "ZENOH_RUNTIME";
+/// Two of them, as Zenoh has, may both wait for a gateway that is dead, and then the others hear nothing of this node: it
+/// would be gone for them, too.
+const ENOUGH: &str = "(rx: (worker_threads: 8))";
+/// This program, also when its file is another one by now.
+const OWN: &str = "/proc/self/exe";
+
+/// Becomes this program again with enough threads for Zenoh, if the user has not set them. To be called before anything
+/// runs.
+///
+/// # Errors
+/// The system does not start it again.
+pub fn with_threads() -> anyhow::Result<()> {
+    if cfg!(not(feature = "cluster")) || std::env::var_os(THREADS).is_some() {
+        return Ok(());
+    }
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    // By its name, where that is its own: it is what lists of processes show.
+    let own = std::env::current_exe().ok().filter(|path| file(path) == file(Path::new(OWN)));
+    let mut words = std::env::args_os();
+    let mut again = Command::new(own.unwrap_or_else(|| OWN.into()));
+    if let Some(name) = words.next() {
+        again.arg0(name);
+    }
+    let failed = again.args(words).env(THREADS, ENOUGH).exec();
+    Err(anyhow::Error::new(failed).context("the program cannot be started again with more threads for its network"))
 }
 
 /// Runs the command until a signal, or until a stage is given up.

@@ -6,7 +6,7 @@ use super::session::{ClusterError, Settings};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use zenoh::Session;
 use zenoh::liveliness::LivelinessToken;
@@ -14,6 +14,9 @@ use zenoh::pubsub::Subscriber;
 use zenoh::query::{Query, Queryable, Reply};
 use zenoh::sample::{Sample, SampleKind};
 
+/// Before a node is asked again what it offers: the first time, and at last.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// How long the other side may take to answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 /// The same of a node that leaves: it asks gateways, and ends its stages.
@@ -73,13 +76,11 @@ impl Gateway {
             let tell = tell.clone();
             match sample.kind() {
                 SampleKind::Put => {
-                    let (session, present) = (asking.clone(), Arc::clone(&present));
                     locked(&present).insert(node.clone());
+                    let (session, present) = (asking.clone(), Arc::downgrade(&present));
                     runtime.spawn(async move {
-                        match ask(&session, &format!("omni/node/{node}/offer"), Bytes::new(), ANSWER).await {
-                            Ok(_) if !locked(&present).contains(&node) => {}
-                            Ok(offer) => _ = tell.send_async(Change::Joined(node, offer)).await,
-                            Err(error) => tracing::warn!(node, %error, "a node joined and does not say what it offers"),
+                        if let Some(offer) = offer(&session, &node, &present).await {
+                            let _ = tell.send_async(Change::Joined(node, offer)).await;
                         }
                     });
                 }
@@ -137,6 +138,26 @@ impl Gateway {
         let begun = Instant::now();
         ask(&self.session, &format!("omni/node/{node}/offer"), Bytes::new(), ANSWER).await.ok()?;
         Some(begun.elapsed())
+    }
+}
+
+/// What a node offers that has just joined. One that does not say it is asked again for as long as it is there: the
+/// question or its answer may have been on a connection that broke. `None` when it is gone, or this side is.
+async fn offer(session: &Session, node: &str, present: &Weak<Mutex<BTreeSet<String>>>) -> Option<Bytes> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let answer = ask(session, &format!("omni/node/{node}/offer"), Bytes::new(), ANSWER).await;
+        if !locked(&*present.upgrade()?).contains(node) {
+            return None;
+        }
+        match answer {
+            Ok(offer) => return Some(offer),
+            Err(error) => {
+                tracing::warn!(node, %error, "a node has joined and does not say what it offers; it is asked again")
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(LAST_PAUSE);
     }
 }
 

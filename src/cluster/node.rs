@@ -6,8 +6,9 @@ use super::session::{ClusterError, Settings};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::watch;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{oneshot, watch};
 use zenoh::Session;
 use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
@@ -21,6 +22,29 @@ const ASKING: usize = 256;
 /// A node sees no gateway for at least so long before it opens another session: connecting may take a while.
 const LEAST_ALONE: Duration = Duration::from_secs(5);
 
+/// A node has no question for at least so long before it opens another session: each gateway asks every two seconds what it
+/// offers, and every seven where another node does not answer.
+const LEAST_DEAF: Duration = Duration::from_secs(20);
+/// How long a session may take to close: one that is stuck never does.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// When a question was answered last.
+struct Answered {
+    made: Instant,
+    /// Milliseconds since then.
+    last: AtomicU64,
+}
+
+impl Answered {
+    fn now(&self) {
+        self.last.store(self.made.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn since(&self) -> Duration {
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
+    }
+}
+
 /// See the module. Dropped, it leaves.
 pub struct Node {
     session: Session,
@@ -28,6 +52,7 @@ pub struct Node {
     silence: Duration,
     lines: Arc<Lines>,
     asked: flume::Receiver<(Question, Query)>,
+    answered: Arc<Answered>,
     /// The gateways that it sees; `None` for one that joins none by itself.
     seen: Option<watch::Sender<BTreeSet<String>>>,
     _answers: [Queryable<()>; 3],
@@ -46,9 +71,14 @@ impl Node {
         let lines = Arc::new(Lines::default());
         let runtime = tokio::runtime::Handle::current();
         // Zenoh's receiving thread asks: another one answers.
+        let answered = Arc::new(Answered { made: Instant::now(), last: AtomicU64::new(0) });
+        let answers = Arc::clone(&answered);
         let tell_offer = move |query: Query| {
-            let offer = offer.clone();
-            runtime.spawn_blocking(move || answer(&query, Ok(offer)));
+            let (offer, answered) = (offer.clone(), Arc::clone(&answers));
+            runtime.spawn_blocking(move || {
+                answer(&query, Ok(offer));
+                answered.now();
+            });
         };
         let told = session.declare_queryable(format!("omni/node/{name}/offer")).callback(tell_offer).await?;
         let (tell, asked) = flume::bounded(ASKING);
@@ -77,13 +107,36 @@ impl Node {
         let token = session.liveliness().declare_token(format!("omni/node/{name}")).await?;
         let (silence, answers) = (settings.silence, [told, open, drain]);
         let seen = (!settings.join.is_empty()).then_some(seen);
-        Ok(Node { session, name, silence, lines, asked, seen, _answers: answers, _token: token, _gateways: gateways })
+        let (_answers, _token, _gateways) = (answers, token, gateways);
+        Ok(Node { session, name, silence, lines, asked, answered, seen, _answers, _token, _gateways })
     }
 
     /// Resolves when it has seen no gateway for so long that another session should be opened: Zenoh may stop trying to
     /// connect when a connection ends just as it was made, and a session that connects anew beside one of its own that
-    /// the gateway still counts as open is told of nothing (eclipse-zenoh/zenoh#2806). No link is lost by it.
+    /// the gateway still counts as open is told of nothing (eclipse-zenoh/zenoh#2806). No link is lost by it. Also when it sees
+    /// gateways and has long answered none: a session whose threads wait for each other is of no use to anybody.
     pub async fn alone(&self) {
+        tokio::select! {
+            () = self.sees_none() => {}
+            () = self.answers_none(LEAST_DEAF.max(4 * self.silence)) => {}
+        }
+    }
+
+    /// Resolves when it sees gateways and has answered none of them for so long.
+    pub(super) async fn answers_none(&self, after: Duration) {
+        let Some(seen) = &self.seen else { return std::future::pending().await };
+        let mut seen = seen.subscribe();
+        loop {
+            // The sender lives as long as this.
+            let _ = seen.wait_for(|seen| !seen.is_empty()).await;
+            if self.answered.since() > after {
+                return;
+            }
+            tokio::time::sleep(after / 4).await;
+        }
+    }
+
+    async fn sees_none(&self) {
         let Some(seen) = &self.seen else { return std::future::pending().await };
         let (mut seen, after) = (seen.subscribe(), LEAST_ALONE.max(4 * self.silence));
         loop {
@@ -95,10 +148,19 @@ impl Node {
         }
     }
 
-    /// Closes the session. What it listens at is free then.
+    /// Closes the session. What it listens at is free then, unless the session is stuck.
     pub async fn leave(self) {
-        if let Err(error) = self.session.close().await {
-            tracing::debug!(%error, "a session did not close");
+        let (tell, told) = oneshot::channel();
+        // One that is stuck keeps the thread that closes it.
+        let closing = std::thread::Builder::new().name("cluster-close".to_owned()).spawn(move || {
+            if let Err(error) = self.session.close().wait() {
+                tracing::debug!(%error, "a session did not close");
+            }
+            drop(self);
+            let _ = tell.send(());
+        });
+        if closing.is_err() || tokio::time::timeout(CLOSING, told).await.is_err() {
+            tracing::warn!("a session does not close, and is left as it is");
         }
     }
 

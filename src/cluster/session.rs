@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use zenoh::Session;
 
+/// Batches of 64 KiB that wait for a connection: Zenoh takes no more.
+const LARGEST_QUEUE: usize = 16;
+
 /// Where a session meets others, and how.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -76,9 +79,13 @@ impl Settings {
         set("scouting/multicast/enabled", json!(false))?;
         set("scouting/gossip/enabled", json!(false))?;
         set("transport/shared_memory/enabled", json!(false))?;
-        // A connection without a sign of life for so long is closed, and one that takes nothing for so long.
+        // A connection without a sign of life for so long is closed.
         set("transport/link/tx/lease", json!(silence))?;
-        set("transport/link/tx/queue/congestion_control/block/wait_before_close", json!(silence * 1000))?;
+        // Zenoh waits for a connection that takes nothing on threads that serve the others, too. With as much room in front
+        // of each as there can be it seldom has to when the other side is dead, and then for half of the time after which
+        // others miss a sign of life.
+        set("transport/link/tx/queue/size/data", json!(LARGEST_QUEUE))?;
+        set("transport/link/tx/queue/congestion_control/block/wait_before_close", json!(silence * 500))?;
         if let Some(tls) = &self.tls {
             let (ca, certificate, key) = (json!(tls.ca), json!(tls.certificate), json!(tls.key));
             set("transport/link/tls/root_ca_certificate", ca)?;

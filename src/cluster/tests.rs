@@ -141,3 +141,34 @@ async fn a_certificate_that_cannot_be_read_is_named() {
     let error = Gateway::start(&Settings { tls: Some(tls), ..settings().0 }, any()).await.err().unwrap().to_string();
     assert!(error.starts_with("/nowhere/ca.pem: "), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_say_what_it_offers_is_asked_again() {
+    let (listens, joins) = settings();
+    let gateway = Gateway::start(&listens, any()).await.unwrap();
+    let session = joins.open().await.unwrap();
+    let name = session.zid().to_string();
+    let (tell, asked) = flume::bounded(64);
+    // Its first answer is none.
+    let answers = move |query: zenoh::query::Query| tell.send(query).unwrap();
+    let _offer = session.declare_queryable(format!("omni/node/{name}/offer")).callback(answers).await.unwrap();
+    let _token = session.liveliness().declare_token(format!("omni/node/{name}")).await.unwrap();
+    drop(tokio::time::timeout(PATIENCE, asked.recv_async()).await.expect("it is not asked"));
+    let query = tokio::time::timeout(PATIENCE, asked.recv_async()).await.expect("it is not asked again").unwrap();
+    query.reply(query.key_expr().clone(), "an offer").await.unwrap();
+    drop(query);
+    let joined = tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
+    assert_eq!(joined, Change::Joined(name, Bytes::from_static(b"an offer")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_sees_a_gateway_and_is_asked_nothing_knows_that_its_session_is_of_no_use() {
+    let (listens, joins) = settings();
+    // As a gateway looks to a session that hears no questions.
+    let silent = listens.open().await.unwrap();
+    let _token = silent.liveliness().declare_token(format!("omni/gateway/{}", silent.zid())).await.unwrap();
+    let node = Node::start(&joins, Bytes::from_static(b"an offer")).await.unwrap();
+    let after = Duration::from_millis(300);
+    tokio::time::timeout(PATIENCE, node.answers_none(after)).await.expect("it does not notice");
+    tokio::time::timeout(PATIENCE, node.leave()).await.expect("it does not leave");
+}
