@@ -92,11 +92,13 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         let started = match inbound {
             Some(inbound) => {
                 let handles = handles(handle.name(), config, maker.device.kind);
-                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false, notes: None };
+                let recorder = maker.recorder.clone();
+                let wiring =
+                    Wiring { inbound, outbound, handles, acks, reports, recorder, own_process: false, notes: None };
                 actors::start(maker.stage(handle.place(), handle.replica().is_some(), wiring), Arc::clone(handle)).await
             }
             None => {
-                let ends = process::ends(handle.name(), config, &maker, outbound, acks, reports);
+                let ends = process::ends(handle.place(), config, &maker, outbound, acks, reports);
                 match &nodes {
                     Some(nodes) if handle.is_on_nodes() => {
                         let setup = NodeSetup {

@@ -48,6 +48,8 @@ pub(super) struct Wiring {
     pub handles: bool,
     pub acks: Arc<dyn AckSink>,
     pub reports: Arc<dyn StageReports>,
+    /// What its actors record.
+    pub recorder: Recorder,
     /// See [`StageSetup::own_process`].
     pub own_process: bool,
     /// See [`StageSetup::notes`].
@@ -112,7 +114,7 @@ impl<'a> StageMaker<'a> {
         let kind = self.device.kind;
         let gpu = config.gpu(name, number.into());
         let arbiter = self.arbiters.get(&gpu).cloned();
-        let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
+        let Wiring { inbound, outbound, handles, acks, reports, recorder, own_process, notes } = wiring;
         StageSetup {
             name,
             replica: number,
@@ -142,8 +144,8 @@ impl<'a> StageMaker<'a> {
             restart: restart_limits(config),
             watchdog: config.supervision.watchdog,
             faults: self.faults.clone(),
-            metrics: StageMetrics::new(name, several.then_some(number.into()), self.recorder.clone()),
-            recorder: self.recorder.clone(),
+            metrics: StageMetrics::new(name, several.then_some(number.into()), recorder.clone()),
+            recorder,
             outbound: outbound
                 .into_iter()
                 .map(|(kind, sender)| OutEdge {

@@ -10,6 +10,7 @@
 mod admission;
 pub mod catalogue;
 pub mod clock;
+mod elsewhere;
 mod exposition;
 mod handles;
 mod keys;
@@ -24,6 +25,7 @@ mod served;
 pub mod trace;
 
 pub use admission::AdmissionMetrics;
+pub use elsewhere::ClockElsewhere;
 pub use exposition::render;
 pub use handles::{
     AlignerMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, MemoryUse, PromptCacheMetrics, Queue,

@@ -5,14 +5,16 @@ use crate::support::http::Ask;
 use crate::support::nodes::{Authority, Cluster, Cut, Node, free_address, lines};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
-use crate::support::wait::PATIENCE;
+use crate::support::wait::{self, PATIENCE};
 use omni_actors::config::{ClusterTls, Config};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, ResponseStream, Service, SpeechRequest, StageState};
 use omni_actors::model::checkpoint::Checkpoint;
+use omni_actors::telemetry::trace::{self, Record, Session, Track, What};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 pub(super) fn omni() -> PathBuf {
@@ -200,6 +202,19 @@ fn a_client_of_a_gateway_that_is_killed_hears_the_rest_from_another_one() {
     assert!(rest.body == whole[2 * start..], "other samples");
 }
 
+/// Zenoh's two threads may both wait for a gateway that is dead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_has_threads_for_the_gateways_that_live_beside_one_that_is_dead() {
+    let cluster = Cluster::of(&omni());
+    let node = cluster.node("node", "");
+    let gateway = cluster.gateway(|_| {}).await;
+    becomes(&gateway, "it runs both", |health| both_run(health, "node")).await;
+    let threads = std::fs::read_dir(format!("/proc/{}/task", node.id())).unwrap();
+    let names = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap());
+    let names: Vec<_> = names.collect();
+    assert_eq!(names.iter().filter(|name| name.starts_with("rx-")).count(), 8, "{names:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_wait_for_a_node_where_none_is_left() {
     let cluster = Cluster::of(&omni());
@@ -252,6 +267,65 @@ async fn new_sequences_go_to_a_node_that_joins_later() {
     becomes(&gateway, "two each", |health| has(health, "first") == [2, 2] && has(health, "second") == [2, 2]).await;
     drop(streams);
     idle(&gateway).await;
+}
+
+/// A command that runs this program, with another clock if the system has such: one that is a day ahead.
+fn a_day_ahead() -> (Command, bool) {
+    let program = env!("CARGO_BIN_EXE_omni-actors");
+    let words = ["--time", "--monotonic", "86400"];
+    let can = Command::new("unshare").args(words).arg("true").output().is_ok_and(|done| done.status.success());
+    if !can {
+        return (Command::new(program), false);
+    }
+    let mut command = Command::new("unshare");
+    command.args(words).arg(program);
+    (command, true)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_has_what_nodes_did_by_the_clock_of_the_gateway() {
+    let cluster = Cluster::of(&omni());
+    let shown = lines(&cluster.authority.certify("rack-1"));
+    let (command, ahead) = a_day_ahead();
+    if !ahead {
+        eprintln!("no time namespaces can be made here: the node has the clock of the gateway");
+    }
+    let _node = Node::start_by(command, &[cluster.address], &cluster.checkpoint, "rack-1", &shown);
+    let gateway = cluster.gateway(|_| {}).await;
+    becomes(&gateway, "it runs both", |health| both_run(health, "rack-1")).await;
+    let mut session = Session::begin(&gateway.recorder());
+    assert!(say(&gateway, frames(12, 1)).await.end.unwrap().is_ok());
+    let mut records = Vec::new();
+    let frames_of = |records: &[Record], of: StageName| {
+        let ran = |record: &Record| match (&record.what, record.track) {
+            (What::Ran(ran), Track::Stage { stage, .. }) if stage == of => ran.units() - ran.prompt(),
+            _ => 0,
+        };
+        records.iter().map(ran).sum::<u32>()
+    };
+    wait::comes("the node sends all that it has recorded", || {
+        records.extend(session.collect());
+        let ended = records.iter().any(|record| matches!(record.what, What::Ended(_)));
+        ended && frames_of(&records, StageName::Vocoder) >= 12 && frames_of(&records, StageName::Talker) >= 12
+    })
+    .await;
+    let mut trace = session.end();
+    let (talker, nodes) = trace.nodes.iter().find(|(place, _)| place.stage == StageName::Talker).unwrap();
+    let (talker, wrong) = (*talker, nodes["rack-1"]);
+    assert!(wrong < Duration::from_secs(5), "{wrong:?}");
+    // The request is the gateway's, and what the node did for it lies inside.
+    let of = |what: fn(&What) -> bool| records.iter().find(|record| what(&record.what)).unwrap();
+    let began = of(|what| matches!(what, What::Accepted(_))).began;
+    let ended = of(|what| matches!(what, What::Ended(_))).ended;
+    let wrong = wrong.as_nanos() as u64;
+    let steps = |record: &&Record| matches!(record.what, What::Ran(_)) && record.track.place() == Some(talker);
+    for step in records.iter().filter(steps) {
+        assert!(began <= step.began + wrong && step.ended <= ended + wrong, "{began} {ended} {wrong}: {step:?}");
+    }
+    trace.records = records;
+    let mut file = Vec::new();
+    trace::write(&trace, &mut file).unwrap();
+    assert!(String::from_utf8(file).unwrap().contains("node rack-1, clock +-"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

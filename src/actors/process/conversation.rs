@@ -5,9 +5,10 @@ use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use crate::in_hand::InHand;
 use crate::{AckSink, StageReports};
-use omni_core::ids::StageName;
+use omni_core::ids::{Replica, StageName};
 use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
+use omni_telemetry::clock;
 use omni_telemetry::trace::Recorder;
 use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received};
 use omni_transfer::payload::{Kind, Payload};
@@ -17,10 +18,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// How often a node is asked for its clock while a trace is taken: more often than it sends records.
+const CLOCK: Duration = Duration::from_millis(50);
+
 /// What the links to a stage elsewhere lead to on this side.
 pub struct Ends {
-    /// Which stage.
-    pub stage: StageName,
+    /// Which replica.
+    pub place: Replica,
     /// Most payloads on their way to it.
     pub capacity: usize,
     /// Where its output goes.
@@ -78,7 +82,7 @@ impl Conversation {
             tokio::spawn(async move {
                 if let Err(error) = speak_to(setup, queue, &mut to, &ends).await {
                     // The other half of the link tells that it is gone.
-                    tracing::debug!(stage = %ends.stage, %error, "the link to a stage elsewhere ended");
+                    tracing::debug!(stage = %ends.place.stage, %error, "the link to a stage elsewhere ended");
                 }
             })
         };
@@ -120,7 +124,7 @@ async fn speak_to(
         link::append(&setup, &mut hello)?;
         to.send(&hello).await?;
     }
-    queue.send_all(to, |request, reason| ends.reports.sequence_failed(request, ends.stage, reason)).await
+    queue.send_all(to, |request, reason| ends.reports.sequence_failed(request, ends.place.stage, reason)).await
 }
 
 /// Passes on what a child says, in its order, until the link ends.
@@ -131,10 +135,14 @@ async fn listen_to(
     in_hand: &InHand,
     supervisor: impl Fn(FromStage),
 ) -> Result<std::convert::Infallible, LinkError> {
-    let name = parent.stage;
+    let name = parent.place.stage;
     loop {
         match link::receive::<FromStage>(&mut from).await? {
-            Received::Delivery(Delivery::Payload(payload)) => {
+            Received::Delivery(Delivery::Payload(mut payload)) => {
+                if remote.node.is_some() {
+                    // Its time is by the clock of another host.
+                    payload.header.sent = clock::now();
+                }
                 in_hand.parent_takes(payload.header.request, payload.header.seq.0);
                 deliver(payload, parent, name);
                 in_hand.parent_rests();
@@ -154,7 +162,8 @@ async fn listen_to(
                         FromStage::InputLost(request, attempt, unit) => {
                             parent.reports.input_lost(request, name, attempt, unit);
                         }
-                        FromStage::Trace(records) => parent.recorder.absorb(records),
+                        FromStage::Trace(records) => remote.recorded(parent.place, records, &parent.recorder),
+                        FromStage::Clock(asked, theirs) => remote.told_clock(asked, theirs),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
                         FromStage::Pulse(pulse) => {
                             parent.faults.resume(&pulse.faults);
@@ -177,17 +186,34 @@ async fn listen_to(
     }
 }
 
-/// Has the child record what it does for as long as this process takes a trace.
+/// Has the other side record what it does for as long as this process takes a trace. A node is asked for its clock first,
+/// and then again and again.
 pub(super) async fn tell_who_listens(recorder: Recorder, remote: Arc<RemoteStage>) {
     let (mut switched, mut told) = (recorder.switched(), false);
     loop {
         let on = *switched.borrow_and_update();
+        let asks = on && remote.node.is_some();
+        if asks {
+            remote.ask_clock();
+        }
         if on != told {
             remote.trace(on);
             told = on;
+            if on {
+                recorder.others_record();
+            }
         }
-        if switched.changed().await.is_err() {
-            return;
+        let pause = async {
+            match asks {
+                true => tokio::time::sleep(CLOCK).await,
+                false => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = switched.changed() => if changed.is_err() {
+                return;
+            },
+            () = pause => {}
         }
     }
 }

@@ -39,6 +39,8 @@ pub enum ToStage {
     Acked(RequestId, u32),
     /// The parent begins to take a trace, or ends it.
     Trace(bool),
+    /// Asks a node for its clock, at this time of the gateway's.
+    Clock(u64),
     /// What breaks on purpose has changed.
     Faults(PlanState),
     /// Asks for the child's metrics.
@@ -65,6 +67,8 @@ pub enum FromStage {
     Pulse(Pulse),
     /// What was recorded for the parent's trace.
     Trace(Vec<Record>),
+    /// The answer to [`ToStage::Clock`]: the time at which that was asked, and that of the node.
+    Clock(u64, u64),
     /// The answer to [`ToStage::Metrics`].
     Metrics(String),
     /// A fault plan has this process killed; the counts of its rules.
@@ -87,7 +91,7 @@ impl Control for ToStage {
         match self {
             ToStage::Admit(admission) => Some(admission.request),
             ToStage::Abort(request) | ToStage::Acked(request, _) => Some(*request),
-            ToStage::Trace(_) | ToStage::Faults(_) | ToStage::Metrics | ToStage::Stop => None,
+            ToStage::Trace(_) | ToStage::Clock(_) | ToStage::Faults(_) | ToStage::Metrics | ToStage::Stop => None,
         }
     }
 }
@@ -102,6 +106,7 @@ impl Control for FromStage {
             | FromStage::StageDown(..)
             | FromStage::Pulse(_)
             | FromStage::Trace(_)
+            | FromStage::Clock(..)
             | FromStage::Metrics(_)
             | FromStage::Doomed(_) => None,
         }

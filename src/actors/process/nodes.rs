@@ -4,7 +4,7 @@
 //! It does for a node what the [ProcessSupervisor](super::supervisor) does for a child, over the same messages. What it
 //! cannot do is end it: a link that it closes is one that no frame comes out of any more, whatever the node still sends.
 
-use super::conversation::{Conversation, Ends, Link, Said};
+use super::conversation::{Conversation, Ends, Link, Said, tell_who_listens};
 use super::message::FromStage;
 use super::remote::{OnNode, RemoteStage};
 use crate::in_hand::InHand;
@@ -112,6 +112,7 @@ struct Running {
     seat: Box<dyn NodeSeat>,
     policy: RestartPolicy,
     conversation: Conversation,
+    tracing: JoinHandle<()>,
 }
 
 struct SupervisorState {
@@ -225,12 +226,13 @@ impl SupervisorState {
         let to = FrameWriter::new(down, Some(sent)).announcing();
         let from = FrameReader::new(up, Some(received), self.setup.zero_copy);
         let (out, queue) = outbox(self.setup.ends.capacity);
-        let remote = RemoteStage::on_node(OnNode { name: node.clone(), traffic }, out);
+        let remote = RemoteStage::on_node(OnNode::new(node.clone(), traffic), out);
         let in_hand = Arc::new(InHand::new(1, None));
         let supervisor = myself.clone();
         let tell = move |said| _ = supervisor.cast(Message::Said(number, said));
         let link = Link { setup: None, queue, to, from };
         let conversation = Conversation::begin(link, &self.setup.ends, &remote, &in_hand, tell);
+        let tracing = tokio::spawn(tell_who_listens(self.setup.ends.recorder.clone(), Arc::clone(&remote)));
         let before = self.handle.status().borrow().generation;
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
@@ -238,7 +240,7 @@ impl SupervisorState {
         self.watchdog.begin();
         let policy = RestartPolicy::new(self.setup.restart);
         let begun = Instant::now();
-        self.current = Some(Running { number, begun, node, in_hand, remote, seat, policy, conversation });
+        self.current = Some(Running { number, begun, node, in_hand, remote, seat, policy, conversation, tracing });
     }
 
     async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
@@ -367,6 +369,7 @@ impl SupervisorState {
         running.remote.set_open(false);
         self.handle.set_remote(None);
         running.conversation.end().await;
+        running.tracing.abort();
         tracing::info!(stage = %self.handle.name(), replica = self.handle.replica(), node = running.node, "the link to a node is closed");
     }
 }

@@ -2,10 +2,11 @@
 
 use super::message::{Pulse, ToStage};
 use crate::{Admission, StageHandle, StageLoad};
-use omni_core::ids::RequestId;
+use omni_core::ids::{Replica, RequestId};
 use omni_core::scheduler::Ack;
 use omni_fault::PlanState;
-use omni_telemetry::LinkTraffic;
+use omni_telemetry::trace::{Record, Recorder};
+use omni_telemetry::{ClockElsewhere, LinkTraffic, clock};
 use omni_transfer::link::Outbox;
 use omni_transfer::payload::Payload;
 use omni_transfer::transport::{PayloadSender, TransportError};
@@ -23,6 +24,19 @@ pub struct OnNode {
     pub name: String,
     /// What passed on the link down to it and up from it.
     pub traffic: [Arc<LinkTraffic>; 2],
+    /// Its clock, as far as it was asked for it.
+    pub clock: Mutex<ClockElsewhere>,
+}
+
+impl OnNode {
+    pub(super) fn new(name: String, traffic: [Arc<LinkTraffic>; 2]) -> OnNode {
+        OnNode { name, traffic, clock: Mutex::default() }
+    }
+
+    fn clock(&self) -> MutexGuard<'_, ClockElsewhere> {
+        // The lock only guards a pure state.
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// One child or node, for as long as its link lives. Everything but admissions is passed on whatever the state of the stage: an
@@ -93,6 +107,30 @@ impl RemoteStage {
 
     pub(super) fn trace(&self, on: bool) {
         self.out.tell(ToStage::Trace(on));
+    }
+
+    /// Asks a node for its clock.
+    pub(super) fn ask_clock(&self) {
+        self.out.tell(ToStage::Clock(clock::now()));
+    }
+
+    /// A node has answered.
+    pub(super) fn told_clock(&self, asked: u64, theirs: u64) {
+        if let Some(node) = &self.node {
+            node.clock().answered(asked, theirs, clock::now());
+        }
+    }
+
+    /// Gives the recorder what the other side has recorded of a replica, by the clock of this host.
+    pub(super) fn recorded(&self, place: Replica, mut records: Vec<Record>, recorder: &Recorder) {
+        let Some(node) = &self.node else { return recorder.absorb(records) };
+        let theirs = *node.clock();
+        // Times by an unknown clock would be anywhere.
+        let Some(wrong) = theirs.error(clock::now()) else { return };
+        for record in &mut records {
+            (record.began, record.ended) = (theirs.here(record.began), theirs.here(record.ended));
+        }
+        recorder.absorb_from(place, &node.name, wrong, records);
     }
 
     pub(super) fn stop(&self) {

@@ -16,6 +16,7 @@ use omni_core::nodes::{Ask, DrainOrder, Leave, Offer, Shares, Terms};
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::message::FromStage;
 use omni_stage::{StageState, StageStatus};
+use omni_telemetry::trace::Recorder;
 use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -346,7 +347,9 @@ fn run(
     });
     tracing::info!(gateway, %stage, "a gateway uses the stage");
     let place = Replica { stage, number: replica };
-    let seat = Seat { place, several: true, last, notes: None, obeys: false };
+    // Several gateways may take traces, each of its own requests.
+    let recorder = Recorder::default();
+    let seat = Seat { place, several: true, last, notes: None, obeys: false, recorder };
     let mut serving = seat.serve(maker, from, out.clone());
     Box::pin(async move {
         let outcome = tokio::select! {

@@ -120,7 +120,8 @@ async fn run(
     let told = out.clone();
     maker.faults.doomed_by(move |counts| _ = told.tell(FromStage::Doomed(counts)));
     let place = Replica { stage: name, number: setup.replica };
-    let seat = Seat { place, several: false, last: setup.generation, notes: Some(notes), obeys: true };
+    let recorder = maker.recorder.clone();
+    let seat = Seat { place, several: false, last: setup.generation, notes: Some(notes), obeys: true, recorder };
     seat.serve(&maker, from, out.clone()).await
 }
 

@@ -9,7 +9,7 @@ pub use omni_transfer::shm::inherited;
 use super::StartError;
 use super::setup::{StageMaker, edge_capacity, restart_limits};
 use omni_config::Config;
-use omni_core::ids::{Generation, StageName};
+use omni_core::ids::{Generation, Replica, StageName};
 use omni_fault::PlanState;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::message::Setup;
@@ -67,7 +67,7 @@ pub(super) fn setup(
 
 /// What the links to a stage elsewhere lead to.
 pub(super) fn ends(
-    stage: StageName,
+    place: Replica,
     config: &Config,
     maker: &StageMaker,
     outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
@@ -77,5 +77,5 @@ pub(super) fn ends(
     // The text of a client, the window of the stage before: whichever is more.
     let capacity = StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default();
     let (faults, recorder) = (maker.faults.clone(), maker.recorder.clone());
-    Arc::new(Ends { stage, capacity, outbound, acks, reports, faults, recorder })
+    Arc::new(Ends { place, capacity, outbound, acks, reports, faults, recorder })
 }

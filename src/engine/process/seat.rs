@@ -11,8 +11,8 @@ use omni_core::suspects::Attribution;
 use omni_fault::{FaultPlan, RuleCount};
 use omni_stage::process::message::{FromStage, Pulse, ToStage};
 use omni_stage::{self as actors, AckSink, StageFailure, StageHandle, StageLoad, StageReports, StageState};
-use omni_telemetry as telemetry;
 use omni_telemetry::trace::{Recorder, Session};
+use omni_telemetry::{self as telemetry, clock};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::link::{self, FrameReader, Outbox, Received};
 use omni_transfer::payload::Payload;
@@ -40,8 +40,10 @@ pub(crate) struct Seat {
     pub last: Generation,
     /// Where it is written down what the actors have in hand, if the parent is to see it.
     pub notes: Option<Notes>,
-    /// Whether faults and traces are the parent's: a node has its own.
+    /// Whether faults are the parent's: a node has its own.
     pub obeys: bool,
+    /// What the stage records for the one at the other end of the link.
+    pub recorder: Recorder,
 }
 
 impl Seat {
@@ -53,7 +55,7 @@ impl Seat {
         from: FrameReader,
         out: Outbox<FromStage>,
     ) -> BoxFuture<'static, Result<(), ChildError>> {
-        let Seat { place, several, last, notes, obeys } = self;
+        let Seat { place, several, last, notes, obeys, recorder } = self;
         let name = place.stage;
         let handle = StageHandle::after(name, last);
         // For each payload at most one announcement.
@@ -67,6 +69,7 @@ impl Seat {
             handles: false,
             acks: Arc::clone(&parent) as Arc<dyn AckSink>,
             reports: Arc::clone(&parent) as Arc<dyn StageReports>,
+            recorder: recorder.clone(),
             own_process: true,
             notes,
         };
@@ -76,7 +79,7 @@ impl Seat {
             inbox,
             faults: maker.faults.clone(),
             obeys,
-            recorder: maker.recorder.clone(),
+            recorder,
             leases: maker.leases.clone(),
             admitted: AtomicU64::new(0),
             busy: Notify::new(),
@@ -133,7 +136,11 @@ impl Child {
     async fn listen(&self, mut from: FrameReader) -> Result<(), ChildError> {
         loop {
             match link::receive::<ToStage>(&mut from).await? {
-                Received::Delivery(delivery) => {
+                Received::Delivery(mut delivery) => {
+                    if let (Delivery::Payload(payload), false) = (&mut delivery, self.obeys) {
+                        // Its time is by the clock of another host.
+                        payload.header.sent = clock::now();
+                    }
                     if let Err(refused) = self.inbox.try_send(delivery) {
                         let reason = TransportError::Full(self.inbox.len()).to_string();
                         match refused.into_inner() {
@@ -168,11 +175,12 @@ impl Child {
             }
             ToStage::Abort(request) => self.handle.abort(request),
             ToStage::Acked(request, upto) => self.handle.acked(&[Ack { request, upto }]),
-            ToStage::Trace(_) | ToStage::Faults(_) if !self.obeys => {}
+            ToStage::Faults(_) if !self.obeys => {}
             ToStage::Trace(on) => {
                 let session = on.then(|| Session::begin(&self.recorder));
                 *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
             }
+            ToStage::Clock(asked) => _ = self.out.tell(FromStage::Clock(asked, clock::now())),
             ToStage::Faults(faults) => self.faults.follow(faults),
             ToStage::Metrics => _ = self.out.tell(FromStage::Metrics(telemetry::render())),
             ToStage::Stop => return true,

@@ -116,8 +116,11 @@ impl<W: Write> File<'_, W> {
             }
         }
         for place in places {
-            let numbers: Vec<_> = own.get(&place).into_iter().flatten().map(|id| format!("process {id}")).collect();
-            self.process(process(place), &name(place), Some(numbers.join(", ")))?;
+            let numbers = own.get(&place).into_iter().flatten().map(|id| format!("process {id}"));
+            let nodes = self.trace.nodes.get(&place).into_iter().flatten();
+            let nodes = nodes.map(|(node, wrong)| format!("node {node}, clock +-{} us", wrong.as_micros()));
+            let labels = numbers.chain(nodes).collect::<Vec<_>>().join(", ");
+            self.process(process(place), &name(place), Some(labels))?;
             // All of them, empty or not, so that every trace has the same picture.
             for component in Component::ALL {
                 self.thread(process(place), thread(component), component.as_str())?;

@@ -2,7 +2,9 @@
 
 use super::record::{Record, Track, What};
 use crate::clock;
+use omni_core::ids::Replica;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -44,7 +46,7 @@ struct Inner {
     kept: AtomicUsize,
     /// Records that did not fit, ever.
     lost: AtomicU64,
-    /// Whether another process has sent records since the first of the present sessions began.
+    /// Whether another process records for the present sessions.
     elsewhere: AtomicBool,
     state: Mutex<State>,
     switch: watch::Sender<bool>,
@@ -56,6 +58,8 @@ struct State {
     /// What has been taken out of buffers.
     store: Vec<Block>,
     sessions: Vec<Listening>,
+    /// The nodes that have sent records, by the replica that ran there, and by how much their clocks may be wrong.
+    nodes: BTreeMap<Replica, BTreeMap<String, Duration>>,
     next: u64,
     /// [`Recorder::drain`] has told of the records that were lost up to this one.
     told: u64,
@@ -122,6 +126,12 @@ impl Recorder {
         records
     }
 
+    /// Another process records, too, from now on: what it has recorded comes some time later.
+    pub fn others_record(&self) {
+        let state = self.lock();
+        self.0.elsewhere.store(!state.sessions.is_empty(), Relaxed);
+    }
+
     /// Adds records that a stage process has drained. Drops them if no session listens.
     pub fn absorb(&self, records: Vec<Record>) {
         let mut state = self.lock();
@@ -129,6 +139,17 @@ impl Recorder {
             self.0.elsewhere.store(true, Relaxed);
             state.store.push(records);
         }
+    }
+
+    /// [`absorb`](Recorder::absorb)s what a node has recorded of a replica, whose times are by the clock of this host already,
+    /// wrong by so much at most.
+    pub fn absorb_from(&self, place: Replica, node: &str, wrong: Duration, records: Vec<Record>) {
+        let mut state = self.lock();
+        if !state.sessions.is_empty() {
+            state.nodes.entry(place).or_default().insert(node.to_owned(), wrong);
+        }
+        drop(state);
+        self.absorb(records);
     }
 
     /// Waits until stage processes have sent what they have recorded by now; returns at once if none records.
@@ -200,6 +221,7 @@ impl Recorder {
         if oldest.is_none() {
             self.0.on.store(false, Relaxed);
             self.0.elsewhere.store(false, Relaxed);
+            state.nodes.clear();
             self.0.switch.send_replace(false);
         }
         self.forget(&mut state, oldest);
@@ -273,6 +295,8 @@ pub struct Trace {
     pub records: Vec<Record>,
     /// Records that are not here because there was no room.
     pub missing: u64,
+    /// Replicas that ran on nodes, on which ones, and by how much the times of each may be wrong.
+    pub nodes: BTreeMap<Replica, BTreeMap<String, Duration>>,
 }
 
 impl Session {
@@ -323,6 +347,7 @@ impl Session {
         state.gather();
         let inside = |record: &&Record| record.began >= self.since && record.began <= ended;
         let mut records: Vec<Record> = state.store.iter().flatten().filter(inside).cloned().collect();
+        let nodes = state.nodes.clone();
         drop(state);
         self.recorder.leave(self.id);
         let mut missing = self.recorder.0.lost.load(Relaxed) - self.lost;
@@ -334,7 +359,7 @@ impl Session {
             _ => true,
         });
         records.sort_by_key(|record| (record.began, record.ended));
-        Trace { began: self.since, ended, records, missing }
+        Trace { began: self.since, ended, records, missing, nodes }
     }
 }
 
