@@ -22,6 +22,10 @@ impl AdmissionCore {
     /// The background requests whose slots streams have now, the oldest first: they have to end before those streams
     /// begin or go on.
     pub fn make_way(&mut self) -> Vec<Ticket> {
+        // This is asked with each chunk of each stream, and all streams are counted below.
+        if self.background.is_empty() {
+            return Vec::new();
+        }
         let over = (self.running() + self.background.len()).saturating_sub(self.limits.places);
         self.background.drain(..over.min(self.background.len())).collect()
     }
