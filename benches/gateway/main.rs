@@ -5,6 +5,9 @@
 //! 100, 1,000 and more streams up to 10,000 (`OMNI_STREAMS=100,1000` says others), lets them run for some seconds, and
 //! prints the gateway's memory, its processor time for a second of sound, and how much of the sound that is due arrives,
 //! without HTTP. It stops where that is less than nine tenths: the machine can no more.
+//!
+//! `OMNI_SLOWER=10` has each frame take 800 ms, so that a machine carries ten times the streams: what a stream takes in
+//! memory is the same, and so is a second of sound in processor time, but for what a stream costs while nothing comes.
 #![allow(clippy::unwrap_used)]
 
 mod node;
@@ -26,6 +29,7 @@ const PLAYED: &str = "OMNI_BENCH_PLAYED";
 const NODES: usize = 2;
 /// Streams are opened at this rate, so that a first sound is not that of a burst.
 const A_SECOND: usize = 200;
+/// At least; whole chunks of the longest kind.
 const MEASURED: Duration = Duration::from_secs(10);
 
 #[tokio::main]
@@ -35,7 +39,10 @@ async fn main() {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let counts = std::env::var("OMNI_STREAMS").unwrap_or("100,1000,2000,4000,7000,10000".to_owned());
-    println!("a gateway, {NODES} nodes that compute nothing, {cores} cores for all of them\n");
+    println!(
+        "a gateway, {NODES} nodes that compute nothing, a frame every {:?}, {cores} cores for all of them\n",
+        node::pace()
+    );
     println!(
         "{:>8}{:>14}{:>14}{:>16}{:>14}{:>12}{:>12}{:>14}{:>14}",
         "streams",
@@ -102,8 +109,11 @@ async fn measure(count: usize) -> bool {
     // Once, for what is made at the first request.
     listen(&engine, 0, 10, &Mutex::default(), &AtomicUsize::new(0)).await;
     let (idle, opening) = (memory(), Duration::from_secs_f64(count as f64 / A_SECOND as f64));
-    let length = opening + MEASURED + Duration::from_secs(10);
-    let frames = (length.as_secs_f64() / node::FRAME.as_secs_f64()) as u32;
+    // Chunks have their whole length then, and a window of whole ones has as much of each stream.
+    let (settling, chunk) = ((2 * node::chunk()).max(Duration::from_secs(3)), node::chunk());
+    let measured = chunk * MEASURED.div_duration_f64(chunk).ceil() as u32;
+    let length = opening + settling + measured + Duration::from_secs(10);
+    let frames = (length.as_secs_f64() / node::pace().as_secs_f64()) as u32;
     let (heard, open) = (Arc::new(Mutex::new(Heard::default())), Arc::new(AtomicUsize::new(0)));
     let engine = Arc::new(engine);
     let mut streams = tokio::task::JoinSet::new();
@@ -116,12 +126,12 @@ async fn measure(count: usize) -> bool {
         }
     }
     // All have begun.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(settling).await;
     let pids: Vec<u32> = nodes.0.iter().map(Child::id).collect();
     let of_nodes = || pids.iter().map(|pid| cpu(*pid)).sum::<Duration>();
     let (own, theirs, since) = (cpu(std::process::id()), of_nodes(), Instant::now());
     let sound = heard.lock().unwrap().sound;
-    tokio::time::sleep(MEASURED).await;
+    tokio::time::sleep(measured).await;
     let took = since.elapsed().as_secs_f64();
     let cores = |now: Duration, before: Duration| (now - before).as_secs_f64() / took;
     let (own, theirs) = (cores(cpu(std::process::id()), own), cores(of_nodes(), theirs));
@@ -133,7 +143,8 @@ async fn measure(count: usize) -> bool {
         first.get((last as f64 * share) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
     };
     let sound = (all - sound).as_secs_f64() / took;
-    let of_due = sound / running as f64;
+    let due = running as f64 * node::FRAME.as_secs_f64() / node::pace().as_secs_f64();
+    let of_due = sound / due;
     println!(
         "{running:>8}{:>14}{:>14.1}{own:>16.2}{:>14.2}{theirs:>12.2}{of_due:>12.2}{:>14.1}{:>14.1}",
         most >> 20,

@@ -17,14 +17,28 @@ use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::transport::Delivery;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A frame of the checkpoint's tokenizer.
 pub const FRAME: Duration = Duration::from_millis(80);
+/// How many times longer than it sounds a frame takes to be made, if not as long.
+pub const SLOWER: &str = "OMNI_SLOWER";
 /// Sequences make their frames in so many groups, one after the other.
 const PHASES: u64 = 16;
+/// How long a frame takes to be made.
+pub fn pace() -> Duration {
+    FRAME * std::env::var(SLOWER).map_or(1, |times| times.parse().unwrap())
+}
+
+/// How long the longest chunk takes to be made.
+pub fn chunk() -> Duration {
+    pace() * RAMP[RAMP.len() - 1]
+}
+
 /// Frames of the chunks in which a vocoder gives sound, as the default config has them.
 const RAMP: [u32; 4] = [1, 2, 4, 8];
+/// How often a node says that it lives.
+const PULSE: Duration = Duration::from_millis(400);
 const GROUPS: usize = 16;
 const SAMPLES: usize = 1920;
 
@@ -43,7 +57,7 @@ pub async fn serve(what: &str) {
     };
     let stages = vec![StageName::Talker, StageName::Vocoder];
     let (name, host, arithmetic) = ("played".to_owned(), "here".to_owned(), "none".to_owned());
-    let offer = Offer { name, host, pid: std::process::id(), terms, arithmetic, stages, slots: 4096, gateways: 1 };
+    let offer = Offer { name, host, pid: std::process::id(), terms, arithmetic, stages, slots: 16_384, gateways: 1 };
     let mut encoded = Vec::new();
     append(&offer, &mut encoded).unwrap();
     let node = Node::start(&settings, Bytes::from(encoded)).await.unwrap();
@@ -72,8 +86,8 @@ async fn run(ask: Ask, Duplex { send, receive: from, line }: Duplex) {
     out.tell(FromStage::Status(status));
     let mut from = FrameReader::new(Source::Queue(from), None, true);
     let mut sequences = BTreeMap::<RequestId, Sequence>::new();
-    let mut beat = tokio::time::interval(FRAME / PHASES as u32);
-    let mut beats = 0u64;
+    let mut beat = tokio::time::interval(pace() / PHASES as u32);
+    let (mut beats, mut told) = (0u64, Instant::now());
     loop {
         tokio::select! {
             received = receive::<ToStage>(&mut from) => match received {
@@ -115,7 +129,8 @@ async fn run(ask: Ask, Duplex { send, receive: from, line }: Duplex) {
             },
             _ = beat.tick() => {
                 beats += 1;
-                if beats.is_multiple_of(5 * PHASES) {
+                if told.elapsed() >= PULSE {
+                    told = Instant::now();
                     out.tell(FromStage::Pulse(Pulse::default()));
                 }
                 if ask.stage == StageName::Talker {
