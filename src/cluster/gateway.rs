@@ -153,7 +153,7 @@ async fn offer(session: &Session, node: &str, present: &Weak<Mutex<BTreeSet<Stri
         match answer {
             Ok(offer) => return Some(offer),
             Err(error) => {
-                tracing::warn!(node, %error, "a node has joined and does not say what it offers; it is asked again")
+                tracing::warn!(node, %error, "a node has joined and does not say what it offers; it is asked again");
             }
         }
         tokio::time::sleep(pause).await;
