@@ -8,8 +8,8 @@
 //!
 //! | crate | what |
 //! | --- | --- |
-//! | [`cli`] | the command line: `run`, `say`, `check` |
-//! | [`tools`] | `bench`, `chaos`, `verify`, `trace` |
+//! | [`cli`] | the command line: `run`, `say`, `check`, `node` |
+//! | [`tools`] | `bench`, `chaos`, `simulate`, `verify`, `trace`, `top`, `drain` |
 //! | [`server`] | HTTP, server-sent events, WebSocket, the demo page |
 //! | [`engine`] | assembles stages from a config; the request ledger; the handle that server and commands use |
 //! | [`actors`] | supervisor, scheduler, model runner, sampler, packager, connector: one file each |
