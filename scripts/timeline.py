@@ -2,7 +2,7 @@
 """Draws a trace as an SVG: which steps ran when, or with --tracks everything of a few milliseconds.
 
     omni-actors trace --concurrency 8 -o trace.json
-    scripts/timeline.py trace.json --frames 20 --load "c = 8" -o docs/images/timeline.svg
+    scripts/timeline.py trace.json --frames 20 --load "c = 8" -o timeline.svg
     scripts/timeline.py trace.json --tracks 40 -o docs/images/tracing.svg
 
 The first picture: the host's tracks show the launch calls, the device's tracks the steps. Their end is when the outcome was
