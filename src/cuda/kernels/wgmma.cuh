@@ -129,6 +129,22 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], uint64_t a, uint64
         : "l"(a), "l"(b));
 }
 
+// The same of F16.
+template <int N>
+__device__ __forceinline__ void wgmma_half(float (&d)[N / 8][4], uint64_t a, uint64_t b);
+
+template <>
+__device__ __forceinline__ void wgmma_half<96>(float (&d)[12][4], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+        "}, %48, %49, p, 1, 1, 0, 0; }"
+        : WGMMA_SUMS(0), WGMMA_SUMS(4), WGMMA_SUMS(8)
+        : "l"(a), "l"(b));
+}
+
 // The same with `a` in registers, as `mma` has it: 16 rows to a warp. ACROSS: a row of `b` in memory is an input, not an
 // output.
 template <int N, int ACROSS>

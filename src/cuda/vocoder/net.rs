@@ -2,7 +2,7 @@
 
 use super::args::{AttentionArgs, ConvArgs, DepthwiseArgs, EmbedArgs, LastArgs, NormArgs, Past};
 use super::layout::History;
-use super::tiles::{TILES, pick};
+use super::tiles::Tiles;
 use super::weights::{Block, CONVNEXT_EPS, ConvNext, Layer, Product, Snake, TAPS, Weights};
 use super::workspace::{HEAD, ROW_WORDS, Workspace};
 use super::{Limits, Precision};
@@ -47,6 +47,8 @@ pub struct CudaVocoder {
 }
 
 struct Kernels {
+    tiles: Tiles,
+    /// For each of these.
     conv: Vec<Kernel>,
     embed: Kernel,
     norm: Kernel,
@@ -113,7 +115,8 @@ impl Kernels {
             kernel.prefer_shared()?;
             Ok(kernel)
         };
-        let conv = TILES.iter().map(|tile| {
+        let tiles = Tiles::of(gpu, precision);
+        let conv = tiles.all().iter().map(|tile| {
             let kernel = of(tile.names)?;
             kernel.allow_shared(tile.shared())?;
             Ok(kernel)
@@ -123,6 +126,7 @@ impl Kernels {
         let last = of(names!("vocoder_last"))?;
         last.allow_shared(last_shared(last_channels))?;
         Ok(Kernels {
+            tiles,
             conv: conv.collect::<Result<_, CudaError>>()?,
             embed: of(names!("vocoder_embed"))?,
             norm: of(names!("vocoder_rms_norm"))?,
@@ -260,8 +264,10 @@ impl Queue<'_> {
     fn product(&self, layer: &Product, x: u64, out: Out<'_>) -> Result<(), CudaError> {
         let positions = self.frames * layer.history.rate;
         let steps = (layer.channels * layer.taps).div_ceil(self.net.weights.precision.depth());
-        let which = pick(self.rows * positions, layer.outputs, steps, self.net.gpu.multiprocessors() as usize);
-        let tile = &TILES[which];
+        let tiles = self.net.kernels.tiles;
+        let multiprocessors = self.net.gpu.multiprocessors() as usize;
+        let which = tiles.pick(self.rows * positions, layer.outputs, steps, multiprocessors);
+        let tile = &tiles.all()[which];
         let tiles = tile.blocks(self.rows * positions, layer.outputs);
         let args = ConvArgs {
             x,

@@ -1,8 +1,10 @@
 // The vocoder's kernels on random weights at the sizes of the real 12 Hz decoder: fast against plain, pieces against
 // whole, rows alone against rows together, and how long a step takes.
 //
-//   nvcc -O3 -std=c++17 -arch=sm_90 -o vocoder_selftest kernels/selftest/vocoder_selftest.cu
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o vocoder_selftest
+//     kernels/selftest/vocoder_selftest.cu
 #include "../vocoder_conv.cu"
+#include "../vocoder_conv_90a.cu"
 #include "../vocoder_ops.cu"
 #include "vocoder_plain.cuh"
 
@@ -40,18 +42,20 @@ const Tile TILES[] = {
     {TILE(64x48), 64, 48, 128, 4, 3, 0.48, 0.07, 2.0},
     {TILE(32x48), 32, 48, 128, 6, 3, 0.26, 0.09, 1.2},
     {TILE(16x32), 16, 32, 128, 12, 3, 0.19, 0.05, 0.8},
+    // F16 on Hopper alone.
+    {"hopper 128x96", {nullptr, nullptr, vocoder_conv_hopper_128x96}, 128, 96, 256, 3, 2, 0.62, 0.22, 3.0},
 };
-constexpr int TILE_COUNT = 5;
+int tiles_of(Mode mode) { return mode == F16 ? 6 : 5; }
 size_t shared_of(const Tile& t) { return (size_t)t.steps * (t.rows + t.columns) * 128 + t.rows * 24; }
 
 int sms = 132, forced = -1;
 bool overlap = true;
 
-int pick(long long rows, long long columns, int steps) {
+int pick(Mode mode, long long rows, long long columns, int steps) {
     if (forced >= 0) return forced;
     int best = 0;
     double least = 1e30;
-    for (int i = 0; i < TILE_COUNT; i++) {
+    for (int i = 0; i < tiles_of(mode); i++) {
         const Tile& t = TILES[i];
         int share = (((rows + t.rows - 1) / t.rows) * ((columns + t.columns - 1) / t.columns) + sms - 1) / sms;
         auto wave = [&](int blocks) { return (t.step + t.beside * (blocks - 1)) * steps + t.rest; };
@@ -257,7 +261,7 @@ struct Net {
             return;
         }
         if (watch) watch(name, p);
-        tile(p, pick((long long)B * p.positions, k.out, steps_of(p)));
+        tile(p, pick(mode, (long long)B * p.positions, k.out, steps_of(p)));
     }
     int steps_of(const VocoderConvArgs& p) const { return (p.channels * p.taps * bytes_of(mode) + 127) / 128; }
     void tile(VocoderConvArgs p, int which) {
@@ -420,7 +424,7 @@ int main() {
     printf("%s, %d multiprocessors\n", prop.name, sms);
     for (const Tile& t : TILES)
         for (auto kernel : t.kernels)
-            CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_of(t)));
+            if (kernel != nullptr) CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_of(t)));
     for (const Tile& t : TILES) {
         int blocks;
         CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t.kernels[F16], t.threads, shared_of(t)));
@@ -454,7 +458,7 @@ int main() {
         verdict(single.out[0] == pieces.out[0], (name + ": the same bits one by one and in chunks of up to 12").c_str());
         bool same = true, begins = true;
         Run again(net, mode, {1, 2, 3}, {20, 21, 22});
-        for (forced = 0; forced < TILE_COUNT; forced++) again.step(3, {3, 3, 3});
+        for (forced = 0; forced < tiles_of(mode); forced++) again.step(3, {3, 3, 3});
         forced = -1;
         same &= memcmp(again.out[0].data(), single.out[0].data(), again.out[0].size() * 4) == 0;
         for (int i = 0; i < 3; i++)
@@ -495,7 +499,7 @@ int main() {
     for (auto [B, F] : {std::pair{1, 1}, {8, 1}, {64, 1}, {64, 4}}) {
         full(B, F);
         printf("\n%s, B %d, F %d: us with each tile\n%-14s %8s %7s %6s", NAMES[timed], B, F, "", "rows", "columns", "depth");
-        for (const Tile& t : TILES) printf(" %10s", t.name);
+        for (int i = 0; i < tiles_of(timed); i++) printf(" %10s", TILES[i].name);
         printf("   TFLOP/s of the best\n");
         std::string seen;
         net.watch = [&](const char* name, const VocoderConvArgs& p) {
@@ -503,9 +507,9 @@ int main() {
             seen += std::string("|") + name + "|";
             double rows = (double)p.rows * p.positions, depth = p.channels * p.taps, best = 1e30;
             printf("%-14s %8.0f %7d %6.0f", name, rows, p.outputs, depth);
-            for (int i = 0; i < TILE_COUNT; i++) {
+            for (int i = 0; i < tiles_of(timed); i++) {
                 double us = time_us(net.stream, 5, [&] { net.tile(p, i); });
-                printf(" %9.1f%c", us, pick(rows, p.outputs, net.steps_of(p)) == i ? '*' : ' ');
+                printf(" %9.1f%c", us, pick(timed, rows, p.outputs, net.steps_of(p)) == i ? '*' : ' ');
                 best = fmin(best, us);
             }
             printf(" %8.1f\n", 2e-6 * rows * depth * p.outputs / best);
