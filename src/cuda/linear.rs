@@ -399,7 +399,7 @@ impl Products {
         self.queue_norm(kernel, stream, x, norm, y, rows, width)
     }
 
-    /// [`Products::norm`] to rows of f32, with the same values.
+    /// Queues the same norm to rows of f32, with the values that rows of the engine's type have.
     ///
     /// # Errors
     /// What the driver says.
