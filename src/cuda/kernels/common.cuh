@@ -131,3 +131,15 @@ __device__ __forceinline__ int up_row(int i, int results) { return gate_row(i) +
 // Where input `k` of a row lies whose inputs are *dealt*: those of a step of 32 in the order in which `mma_step` takes them, so
 // that sixteen neighbours are the inputs of one `mma`. Pairs stay pairs.
 __device__ __forceinline__ int dealt(int k) { return (k & ~31) | (k & 4) << 2 | (k & 2) << 2 | (k & 24) >> 2 | (k & 1); }
+
+__device__ __forceinline__ uint4 load_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+    return v;
+}
+
+// A number as an argument.
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};

@@ -76,9 +76,6 @@ struct Shared {
 
 // ---- weights -----------------------------------------------------------------------------------------------------------
 
-// Which output of eight a lane's tile row `g` is: those of two neighbouring rows differ by four, so that a quarter of a warp
-// reads all banks once.
-__device__ __forceinline__ int output_of(int g) { return g % 2 * 4 + g / 2; }
 // A stage is two boxes, of 8 outputs each: [part][output][CHUNK]. A lane's pieces are of the first box, then of the second,
 // of one step, then of the next one.
 struct Boxes {

@@ -99,10 +99,6 @@ __device__ __forceinline__ Place<T> begin_ring(unsigned char*& dynamic, int fill
     return {full, empty, data, 0, 0};
 }
 
-// Which output of eight a lane's tile row `g` is: those of two neighbouring rows differ by four, so that a quarter of a warp
-// reads all banks once.
-__device__ __forceinline__ int output_of(int g) { return g % 2 * 4 + g / 2; }
-
 // M times 16 outputs of this warp, the i-th behind output 64 (first + i) of the tile, by N rows: total[m][n][i] is of row
 // 8 n + 2 t + i % 2 and output 16 warp + output_of(g) + 8 (i / 2). The sums begin anew in every part, of `per_part` pieces.
 template <int M, int N, class T>
@@ -117,8 +113,7 @@ __device__ __forceinline__ void multiply(Place<T>& place, int first, int parts, 
 #pragma unroll
         for (int i = 0; i < M * 4; ++i) {
             const uint32_t at = piece + (i % 4 / 2 == 0 ? own : own ^ 64) + i / 4 * (64 * 128) + i % 2 * (8 * 128);
-            uint4& v = w.of[i / 4][i % 4];
-            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+            w.of[i / 4][i % 4] = load_shared(at);
         }
         return w;
     };
@@ -161,24 +156,19 @@ __device__ __forceinline__ void multiply(Place<T>& place, int first, int parts, 
     }
 }
 
-template <int N>
-struct RowCount {
-    static constexpr int value = N;
-};
-
 // Calls `tile` with the number of rows to multiply, as a type, that holds `count`.
 template <int MOST, class F>
 __device__ __forceinline__ void for_rows(int count, F tile) {
     if (count <= 32) {
-        tile(RowCount<32>());
+        tile(Count<32>());
     } else if (count <= 64) {
-        tile(RowCount<64>());
+        tile(Count<64>());
     } else if (count <= 96) {
-        tile(RowCount<96>());
+        tile(Count<96>());
     } else if (MOST <= 128 || count <= 128) {
-        tile(RowCount<128>());
+        tile(Count<128>());
     } else {
-        tile(RowCount<160>());
+        tile(Count<160>());
     }
 }
 
@@ -345,7 +335,7 @@ __device__ __forceinline__ void many_experts(const ManyExperts& args) {
         Place<T> late = place;
         // The products read what this thread's copies wrote as soon as it says so.
         const auto filled = [&] {
-            show_to_products();
+            fence_copies();
             barrier_arrive(late.filled());
             late.next();
         };

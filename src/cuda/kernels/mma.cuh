@@ -30,6 +30,10 @@ __device__ __forceinline__ void mma_half(float (&c)[4], const uint4& low, const 
     }
 }
 
+// Which output of eight a lane's tile row `g` is, of weights that a tensor map has copied: those of two neighbouring rows
+// differ by four, so that a quarter of a warp reads all banks once.
+__device__ __forceinline__ int output_of(int g) { return g % 2 * 4 + g / 2; }
+
 // Weights are read once: they need not push anything out of the first-level cache.
 __device__ __forceinline__ uint4 load_weights(const bf16* p) {
     uint4 v;

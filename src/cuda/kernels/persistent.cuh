@@ -6,7 +6,7 @@
 // launch's memory is written in every launch, so no older one can be taken for it when 32 bits wrap.
 #pragma once
 
-#include "common.cuh"
+#include "wgmma.cuh"
 
 constexpr int BLOCKS = 128;    // that run together
 constexpr int COMPUTING = 256; // threads of a block that compute; four more warps have one that copies
@@ -14,17 +14,7 @@ constexpr int STAGE = 16384;   // bytes of a piece of weights: 2048 for each com
 
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 __device__ __forceinline__ uint32_t shared_at(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-__device__ __forceinline__ uint4 load_shared(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-    return v;
-}
 __device__ __forceinline__ uint32_t half_bits(float a) { return __bfloat16_as_ushort(__float2bfloat16_rn(a)); }
-// A number as an argument.
-template <int N>
-struct Count {
-    static constexpr int value = N;
-};
 // ---- waiting -----------------------------------------------------------------------------------------------------------
 
 // When a launch began, by the multiprocessor's clock. A wait that is not over when the launch has taken `limit` cycles is in
@@ -92,25 +82,15 @@ struct Ring {
     uint32_t phase;
     Clock clock;
 };
-__device__ __forceinline__ bool has_passed(uint32_t barrier, uint32_t phase) {
-    uint32_t passed;
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(passed)
-                 : "r"(barrier), "r"(phase)
-                 : "memory");
-    return passed;
-}
 __device__ __forceinline__ void await(const Clock& clock, uint32_t barrier, uint32_t phase) {
-    while (!has_passed(barrier, phase) && !clock.over()) {
+    while (!barrier_passed(barrier, phase) && !clock.over()) {
     }
 }
-// Puts loads and stores of shared memory ahead of copies into it.
-__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Barriers of `stages` stages, `full` behind one another and `empty` 128 bytes further. By one thread, ahead of all others.
 __device__ __forceinline__ void begin_ring(uint32_t full, uint32_t empty, int stages) {
     for (int i = 0; i < stages; ++i) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(full + i * 8), "r"(1) : "memory");
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(empty + i * 8), "r"(8) : "memory");
+        barrier_init(full + i * 8, 1);
+        barrier_init(empty + i * 8, 8);
     }
     fence_copies();
 }
@@ -124,7 +104,7 @@ __device__ __forceinline__ void take(Ring<PLACE>& ring, uint4 (&f)[4], int lane)
     for (int h = 0; h < 4; ++h) f[h] = load_shared(PLACE::of(from, h));
     fence_copies();
     __syncwarp();
-    if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(ring.empty + ring.slot * 8) : "memory");
+    if (lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
     if (++ring.slot == ring.stages) {
         ring.slot = 0;
         ring.phase ^= 1;
@@ -151,7 +131,7 @@ __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock
     // ended.
     const auto wait_for_copies = [&](int until) {
         for (; waited < until; ++waited) {
-            while (!has_passed(full + waited_slot * 8, waited_phase)) {
+            while (!barrier_passed(full + waited_slot * 8, waited_phase)) {
             }
             if (++waited_slot == c.ring) {
                 waited_slot = 0;
@@ -175,7 +155,7 @@ __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock
     wait_for_copies(total);
 }
 __device__ __forceinline__ void expect_stage(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(STAGE) : "memory");
+    barrier_expect(barrier, STAGE);
 }
 // Ways for what is copied in the second-level cache: it is to stay there, or to give way.
 __device__ __forceinline__ uint64_t staying() {

@@ -61,7 +61,7 @@ __device__ __forceinline__ void attend_hopper(const TowerAttention& a) {
     const int tiles = (tile.end - tile.start + KEYS - 1) / KEYS;
     for (int number = 0; number < tiles; ++number) {
         tower_wait<1>();
-        show_to_products();
+        fence_copies();
         __syncthreads();
         // To where the tile before this one was.
         fetch_keys(number + 2);

@@ -254,7 +254,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
 
     for (int round = 0; round < rounds; round++) {
         wait_groups<STAGES - 2>();
-        if constexpr (FOURS) show_to_products();
+        if constexpr (FOURS) fence_copies();
         __syncthreads();
         // The stage read in the round before is free now.
         auto fetch = [&] {
