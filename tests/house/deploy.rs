@@ -1,7 +1,9 @@
-//! What `deploy/` gives to gateways and nodes is what the program takes: its configs, and the ports of its manifests.
+//! What `deploy/` gives to gateways and nodes is what the program takes: its configs, and the ports of its manifests; and
+//! its alerts ask for series that the program has.
 
 use omni_actors::config::{Config, Placement, parse};
 use omni_actors::core::ids::StageName;
+use omni_actors::telemetry::catalogue::{self, Kind};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -75,4 +77,50 @@ fn a_process_is_not_killed_before_its_streams_had_their_time() {
             > grace + u64::from(pause)
     );
     assert!(u64::from(seconds("compose.yaml", "stop_grace_period: ")) > grace);
+}
+
+/// A metric of the catalogue by the name of one of its series.
+fn metric(series: &str) -> Option<&'static catalogue::Metric> {
+    let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|part| series.strip_suffix(part));
+    let is = |metric: &&catalogue::Metric| match metric.kind {
+        Kind::Histogram(_) => of_histogram == Some(metric.name),
+        Kind::Counter | Kind::Gauge => metric.name == series,
+    };
+    catalogue::ALL.iter().find(is)
+}
+
+#[test]
+fn alerts_ask_for_series_and_labels_that_the_server_has() {
+    let rules = read("alerts.yaml");
+    let told = |line: &&str| !["#", "summary:", "action:", "annotations:"].iter().any(|word| line.starts_with(word));
+    let expressions: String = rules.lines().map(str::trim).filter(told).collect::<Vec<_>>().join("\n");
+    let mut found = 0;
+    for (at, _) in expressions.match_indices("omni_") {
+        let rest = &expressions[at..];
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap();
+        let series = &rest[..end];
+        let metric = metric(series).unwrap_or_else(|| panic!("there is no {series}"));
+        let matchers = rest[end..].strip_prefix('{').map_or("", |inside| inside.split('}').next().unwrap());
+        for matcher in matchers.split(',').filter(|matcher| !matcher.is_empty()) {
+            let label = matcher.split(['=', '!']).next().unwrap();
+            assert!(metric.labels.contains(&label), "{series} has no label {label}");
+        }
+        found += 1;
+    }
+    assert!(found > 15, "only {found} series found");
+}
+
+#[test]
+fn thresholds_of_the_alerts_follow_from_the_default_config() {
+    let server = parse("", &folder(), &[]).unwrap().server;
+    let rules = read("alerts.yaml");
+    for (series, limit, percent) in [
+        ("omni_key_connections", server.max_connections as u64, 80),
+        ("omni_http_connections", server.max_connections as u64, 90),
+        ("omni_http_input_bytes", server.max_input_bytes as u64, 90),
+        ("omni_http_output_bytes", server.max_output_bytes as u64, 90),
+    ] {
+        let rule = format!("expr: {series} > {}\n", limit * percent / 100);
+        assert!(rules.contains(&rule), "deploy/alerts.yaml lacks `{}`", rule.trim_end());
+    }
 }
