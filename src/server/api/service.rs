@@ -212,7 +212,7 @@ impl From<&AdmissionStatus> for Admission {
 /// State of one stage.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Stage<'a> {
-    /// `thinker`, `talker` or `vocoder`.
+    /// `encoder`, `thinker`, `talker` or `vocoder`.
     pub name: &'static str,
     /// Which replica of it, where it has several.
     #[serde(skip_serializing_if = "Option::is_none")]
