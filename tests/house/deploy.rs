@@ -124,3 +124,17 @@ fn thresholds_of_the_alerts_follow_from_the_default_config() {
         assert!(rules.contains(&rule), "deploy/alerts.yaml lacks `{}`", rule.trim_end());
     }
 }
+
+#[test]
+fn the_proxy_lets_through_what_the_server_takes() {
+    let server = parse("", &folder(), &[]).unwrap().server;
+    let proxy = read("nginx.conf");
+    for (word, limit) in [
+        ("client_max_body_size", format!("{}m", server.max_body_bytes >> 20)),
+        ("proxy_pass", format!("http://{}", server.listen)),
+        ("proxy_read_timeout", format!("{}s", server.idle_timeout.as_secs())),
+        ("proxy_send_timeout", format!("{}s", server.idle_timeout.as_secs())),
+    ] {
+        assert!(proxy.contains(&format!(" {word} {limit};")), "deploy/nginx.conf: {word} is not {limit}");
+    }
+}
