@@ -12,7 +12,7 @@ pub struct AxialRope {
     device: Device,
 }
 
-/// The axis (0 time, 1 height, 2 width) that frequency `j` turns with in the interleaved M-RoPE (spec section 3): height
+/// The axis (0 time, 1 height, 2 width) that frequency `j` turns with in the interleaved M-RoPE: height
 /// if `j % 3 == 1` and `j < 3 * section[1]`, width if `j % 3 == 2` and `j < 3 * section[2]`, otherwise time.
 pub fn interleaved_axis(j: usize, section: [usize; 3]) -> usize {
     match j % 3 {

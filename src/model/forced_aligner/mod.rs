@@ -1,9 +1,20 @@
-//! Qwen3-ForcedAligner: when each word of a text sounds, heard from the sound itself (spec section 15).
+//! Qwen3-ForcedAligner-0.6B: when each word of a text sounds, heard from the sound itself. From qwen-asr 0.0.6; goldens
+//! are in `tests/fixtures/qwen3_forced_aligner`.
 //!
 //! One pass and no sampling: the sound goes through an audio tower as Qwen3-Omni has it, the decoder stack reads its
 //! embeddings and the text with two `<timestamp>` tokens behind each unit, and the head says at each of these which
 //! class is its time. The same samples and text give the same times. The embedded voice has a smaller aligner, which
 //! reads its codes ([`crate::aligner`]).
+//!
+//! 1. Sound: mono, 16 kHz, at most 300 s; log-mel and `thinker.audio_tower` as Qwen3-Omni has them, windows of 800
+//!    frames.
+//! 2. Text: words and Chinese characters ([`units()`]).
+//! 3. Prompt, no chat template: `<|audio_start|>`, `<|audio_pad|>` for each embedding of the tower, which stands in for
+//!    it, `<|audio_end|>`, then each unit and two `<timestamp>`.
+//! 4. Decoder: `thinker.model`, Qwen3, plain rotation, one causal pass.
+//! 5. Head: `thinker.lm_head.weight` of `[5000, 1024]`, no bias, at the timestamps alone. A time is argmax times
+//!    `timestamp_segment_time` (80 ms): the first is a unit's start, the second its end.
+//! 6. Times that do not rise are mended ([`repaired`]) and rounded down to milliseconds.
 
 mod repair;
 mod units;

@@ -1,4 +1,8 @@
-//! The log-mel spectrum that the speaker encoder reads (spec section 10).
+//! The log-mel spectrum that the speaker encoder reads.
+//!
+//! Samples at 24 kHz, 384 more at both ends by reflection, a Fourier transform of 1024 every 256 with a periodic Hann
+//! window and no centring, magnitudes `sqrt(re^2 + im^2 + 1e-9)`, 128 triangles on Slaney's mel scale from 0 to 12000
+//! Hz with Slaney's norm, the logarithm of at least 1e-5.
 
 use candle_core::{Device, Result, Tensor};
 use omni_media::slaney;

@@ -1,4 +1,4 @@
-//! Encodes a recording of a speaker into what a cloned voice needs (spec section 10).
+//! Encodes a recording of a speaker into what a cloned voice needs.
 //!
 //! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample()`]) by omni-media; of these, the
 //! [`SpeakerEncoder`] makes an x-vector and the [`CodecEncoder`] frames of codes. All of it is pure: bytes or samples

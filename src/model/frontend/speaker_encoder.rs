@@ -1,4 +1,5 @@
-//! The speaker encoder of Qwen3-TTS Base: an ECAPA-TDNN from a spectrum to an x-vector (spec section 10).
+//! The speaker encoder of Qwen3-TTS Base: an ECAPA-TDNN from a spectrum to an x-vector. All convolutions keep the
+//! length by reflection and have a ReLU behind them; the variance of the pooling is at least 1e-12 before its root.
 
 use super::mel::MelSpectrum;
 use crate::LoadError;

@@ -1,4 +1,5 @@
-//! Config of Qwen3-ForcedAligner (spec section 15): an audio tower, a decoder stack, a head of times.
+//! Config of Qwen3-ForcedAligner: an audio tower, a decoder stack, a head of times. `model_type` is "qwen3_asr";
+//! "forced_aligner" in `thinker_config.model_type` gives the head another size.
 
 use super::json::{Node, Problems};
 use super::{AudioTowerConfig, DecoderConfig};

@@ -1,8 +1,18 @@
-//! Sampling as in spec section 7.
+//! Sampling of tokens and codes, in the order of the processors of transformers.
 //!
 //! All of it is a function of logits, parameters, the sequence's own history and one number in [0, 1) that comes from
 //! [`philox`]: no hidden state, so a token does not depend on what else is in the batch or on how often a stage
 //! restarted.
+//!
+//! Order: penalty on repetition (on raw logits, also where sampling is greedy: above 0 divided, below multiplied; it
+//! sees the codes 0 of this generation, each once), least number of new tokens (Qwen3-TTS: no end among the first 2),
+//! suppression, temperature, top-k, top-p. Of code 0 the last 1024 of the vocabulary but the end are suppressed: 0 to
+//! 2047 and the end are left.
+//!
+//! [`GenerationDefaults`](crate::hf::GenerationDefaults) says what holds where `generation_config.json` says nothing.
+//! With a greedy talker the predictor is greedy, as in transformers 5; 4.57 always samples it.
+//!
+//! Speech ends with the code 2150, which is not vocoded.
 
 mod history;
 pub mod philox;

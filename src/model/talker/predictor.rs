@@ -1,4 +1,13 @@
-//! The code predictor: from the talker's hidden state and code 0 to the other codes of a frame (spec section 6).
+//! The code predictor: from the talker's hidden state and code 0 to the other codes of a frame.
+//!
+//! For each frame it begins with an empty cache. Inputs at positions 0 and 1 are the talker's hidden state and the
+//! embedding of code 0 from the *talker's* table; head 0 gives code 1 from the last position. Pass `s` (from 1 to
+//! `groups - 2`) takes `codec_embedding[s - 1]` of code `s` (the predictor's tables: table `i` embeds group `i + 1`) at
+//! position `s + 1`, and head `s` gives code `s + 1`. With 16 groups these are 15 passes and 16 cached positions; all
+//! heads share one final norm.
+//!
+//! Of Qwen3-TTS 1.7B every input goes through `small_to_mtp_projection` (2048 to 1024, with bias), but the talker's sum
+//! takes the embeddings as they are. Of 0.6B and Qwen3-Omni both widths are the same and there is no projection.
 
 use super::net::biased;
 use super::table::Table;

@@ -1,9 +1,26 @@
-//! The talker's prompt: which two embeddings are added at each position, in one layout for both families (spec sections
-//! 5 and 9). Pure: indices and numbers, no tensors.
+//! The talker's prompt: which two embeddings are added at each position, in one layout for both families. Pure: indices
+//! and numbers, no tensors.
 //!
 //! A talker takes *input embeddings*, counted from 0: those of the thinker (Qwen3-Omni) or of text tokens (Qwen3-TTS).
 //! The prompt uses the first of them. With [`Trailing::Text`] the others follow, one per frame, then the end-of-text
 //! embedding once, then padding for as long as the talker speaks.
+//!
+//! Qwen3-TTS: [`crate::prompt`]. Qwen3-Omni, from the ids of the prompt and of the answer, with `E0` the thinker's
+//! input embeddings and `E24` its hidden states of the accepted layer, both without the last sampled token (normally
+//! `<|im_end|>`; if the thinker stops by length, the last word is lost too):
+//!
+//! 1. Turns begin at `<|im_start|>`; the token behind it is the role. Turns of the system and earlier ones of the
+//!    assistant are left out; any other role but the user's is an error.
+//! 2. Each token of a user's turn is `text_projection(E0)`, at positions of media `hidden_projection(E24)`.
+//! 3. The last turn of the assistant, `h = text_projection(E0)` of `<|im_start|>`, `assistant`, `\n`, token 0, token 1
+//!    and so on, gives nine positions: text `h0 h1 h2 pad pad pad pad bos h3`, codes `0 0 0 nothink think_bos think_eos
+//!    SPEAKER pad bos` (0: none). `pad`, `bos` and `eos` of the text are `text_projection` of the thinker's embeddings
+//!    of `tts_*`.
+//! 4. Trailing text is `h4`, `h5` and so on, then `eos` once; afterwards padding.
+//!
+//! So the prefill needs only token 0, and frame `i` waits for token `i + 1`. Positions are 0, 1, 2 and so on; with
+//! pictures they are those of the user's ids and nine pads on three axes, from the beginning of the talker's sequence.
+//! Frame `i` is at the largest position of the prompt + 1 + `i`.
 
 use crate::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
 use crate::media::Positions;
@@ -100,7 +117,7 @@ impl TalkerPrompt {
         TalkerPrompt { media, positions: positions.map(Arc::new), ..self }
     }
 
-    /// The prompt of Qwen3-Omni (spec section 5). Input embeddings: `user_embeddings` of the user turns, the three of
+    /// The prompt of Qwen3-Omni, points 3 and 4 above. Input embeddings: `user_embeddings` of the user turns, the three of
     /// the assistant header, one per answer token, the first of which is part of the prompt.
     pub fn omni(user_embeddings: u32, speaker: u32, tokens: &CodecTokens) -> TalkerPrompt {
         let plain = user_embeddings + HEADER_ROWS;

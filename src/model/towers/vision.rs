@@ -1,5 +1,10 @@
-//! The vision tower (spec section 4): patches of pictures through a transformer in which the patches of one temporal
+//! The vision tower: patches of pictures through a transformer in which the patches of one temporal
 //! slice see each other; blocks of patches are then merged to embeddings of the thinker.
+//!
+//! Patches of `[3, 2, 16, 16]` in blocks of 2 x 2; a learned table of 48 x 48 positions, read bilinearly (48 steps from
+//! 0 to 47 inclusive); 2-D rotation with theta 1e4 (heads of 72: 18 frequencies for the row, 18 for the column, then
+//! doubled). GELU by tanh in layers, exact in mergers. The merger norms each patch and then joins 4; mergers of
+//! deepstack join first and norm over all 4608 numbers.
 
 use super::parts::{Layer, Loaded, Norm, Seen, linear};
 use crate::error::refused;

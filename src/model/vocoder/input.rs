@@ -1,4 +1,11 @@
 //! Turns the codes of a frame into the vector that the transformer reads.
+//!
+//! - Qwen3-Omni: the *mean* over the groups `g` of `code_embedding[code + 2048 * g]`; its transformer has no
+//!   projections.
+//! - Qwen3-TTS: an entry of a codebook is `embedding_sum / max(cluster_usage, 1e-5)`; that of group 0 through
+//!   `rvq_first.output_proj` plus the sum of the others through `rvq_rest.output_proj` (1x1, no bias; `input_proj` is
+//!   unused), then a causal convolution of kernel 3 from 512 to 1024. Its transformer has `input_proj` to 512, and
+//!   `output_proj` back behind the norm.
 
 use super::Probe;
 use super::conv::CausalConv;

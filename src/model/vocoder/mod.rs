@@ -1,4 +1,4 @@
-//! The vocoder: code frames to waveform, statefully (spec section 8). One net for both families.
+//! The vocoder: code frames to waveform, statefully. One net for both families.
 //!
 //! The codes of a frame become a vector: for Qwen3-Omni (code2wav) the mean of their embeddings, for Qwen3-TTS (the 12
 //! Hz decoder) the sum of residual codebooks and a short convolution. Then come a transformer that sees a window of
@@ -8,6 +8,25 @@
 //!
 //! Activations are `[time, channels]` throughout: a convolution is then a matrix product over windows of contiguous
 //! memory.
+//!
+//! Transformer: query `i` sees keys `j` with `0 <= i - j < window` (72); no norm of queries and keys; rotation with
+//! theta 1e4 and absolute positions; RMSNorm with eps 1e-5 (of Qwen3-Omni the final norm too). Upsampling: ConvNeXt
+//! with LayerNorm 1e-6 and exact GELU; then a convolution of kernel 7 to 1536 channels, four blocks (Snake, transposed
+//! convolution of stride `r` and kernel `2r`, which halves the channels, residual units of dilation 1, 3, 9), Snake, a
+//! convolution of kernel 7 to 1, clamped to -1 to 1. Snake is `x + sin^2(exp(alpha) * x) / (exp(beta) + 1e-9)`.
+//!
+//! How it compares with the reference:
+//!
+//! - Qwen3-TTS: its transposed convolutions trim only on the right, so it is causal, and `T` frames are `1920 * T`
+//!   samples.
+//! - Qwen3-Omni: they trim `kernel - stride` samples on *both* sides: none of the upsamplers by 2, of the blocks (8, 5,
+//!   4, 3) one input step each. `T` frames are `1920 * T - 555` samples, and sample `k` is at the true time `k + 555`.
+//!   With right trim alone `y[555 + k]` equals them but for the first 5748 samples, where zero padding replaces the
+//!   real history; to match the reference at the start a stream drops the first `r` outputs of each transposed
+//!   convolution once.
+//! - `chunked_decode(300, 25)` of Qwen3-Omni runs each chunk with 25 frames of left context, and so loses 555 samples
+//!   (23 ms) at each border, every 24 s. The transformer sees `layers * (window - 1)` = 568 frames, so streams equal
+//!   decoding at once, not the reference's chunks, beyond 300 frames. Goldens have both.
 
 mod attention;
 mod context;

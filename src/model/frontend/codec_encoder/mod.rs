@@ -1,4 +1,10 @@
-//! The encoder of the 12 Hz codec (Mimi): samples to code frames (spec section 10).
+//! The encoder of the 12 Hz codec (Mimi): samples to `ceil(samples / 1920)` code frames.
+//!
+//! SEANet has the ratios 4, 5, 6, 8; the transformer 8 layers with a window of 250 (in transformers 4.57.3 only with
+//! FlashAttention: eager and sdpa differ for references of more than 10 s); the last convolution, of kernel 4 and
+//! stride 2, pads by *replication*. The semantic codebook and the 31 acoustic ones are fed the same vector; a codebook
+//! is `embed_sum / cluster_usage`, the nearest entry by Euclidean distance counts, and the first 16 codes are kept. The
+//! reference resamples with librosa.
 //!
 //! Causal convolutions down to two positions per frame, a transformer over them, a last convolution that makes one of
 //! two, and residual codebooks. The convolutions run over a clip piece by piece, with the last inputs of each kept as

@@ -1,8 +1,34 @@
-//! Makes the input of the talker of Qwen3-TTS from a text and a voice (spec section 9).
+//! Makes the input of the talker of Qwen3-TTS from a text and a voice.
 //!
 //! The talker's input embeddings are tokens: those of the instruction, three of the assistant's header, for in-context
 //! cloning those of the reference's transcript, then the text. The [`TalkerPrompt`] says where each of them stands and
 //! which codes are added to it.
+//!
+//! A text is `<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>assistant\n`: 3 ids, those of the text, 5 ids. With
+//! `P(x) = text_projection(text_embedding[x])` and `C(x)` the talker's embedding of a code, the prompt is, in this
+//! order:
+//!
+//! 1. An instruction (VoiceDesign's description, the style of CustomVoice 1.7B; 0.6B discards it; none if empty): `P`
+//!    of `<|im_start|>user\n{INSTRUCT}<|im_end|>\n`, no codes.
+//! 2. `P` of the 3 ids of the role, no codes.
+//! 3. Codes `nothink think_bos think_eos` for the language "auto", else `think think_bos LANG think_eos`; then SPEAKER
+//!    if any (`C` of the speaker, or the x-vector itself), `pad`, and `bos`, which is part of the next point. Text
+//!    beside all but `bos`: `pad`, beside the codes' `pad` `tts_bos`. Of CustomVoice, where the language is auto or
+//!    Chinese and the speaker has a dialect, LANG is that dialect.
+//! 4. One of these:
+//!    - text that comes piece by piece: `P(text 0) + C(bos)`; trailing are the other ids and `tts_eos`.
+//!    - the whole text (CustomVoice's and VoiceDesign's default): its ids and `tts_eos`, each with `C(pad)`, then
+//!      `tts_pad + C(bos)`; trailing is `tts_pad`.
+//!    - in-context cloning, with `X` = ids of the reference's text (`<|im_start|>assistant\n{REF}<|im_end|>\n`,
+//!      `[3:-2]` of it) and of the text, `tts_eos`; `Y` = `C(bos)`, then for each frame of the reference the sum of its
+//!      code embeddings (group 0 from the talker's table, the others from the predictor's). Piece by piece (the
+//!      default): `X` and `Y` as far as `Y` goes, trailing the rest of `X`; a shorter `X` is padded by `tts_pad`, which
+//!      is trailing too. Whole: `X` with `C(pad)`, then `Y` with `tts_pad`; trailing `tts_pad`. The decoder gets the
+//!      reference's codes in front of the new ones, and as large a part of its samples as they are of the frames is
+//!      cut.
+//!
+//! Cloning by the x-vector alone is the first or the second with the x-vector as SPEAKER, which in-context cloning has
+//! as well. VoiceDesign has no SPEAKER. Names of languages are looked up in lower case; dialects cannot be asked for.
 
 mod error;
 mod layout;

@@ -10,7 +10,7 @@ use omni_media::spectrum::Spectrum;
 /// Largest error of a spectrum of samples that are equal.
 const EQUAL_SAMPLES: f32 = 1e-4;
 /// Allowed of a spectrum after another resampler than the reference's, below the filter's skirt: mean, 99th percentile,
-/// largest; and the root mean square of the samples' difference (docs/spec.md, section 14).
+/// largest; and the root mean square of the samples' difference.
 const RESAMPLED: [f32; 4] = [5e-4, 0.01, 0.25, 1.5e-3];
 /// Where the skirt begins, as a share of the lower Nyquist frequency.
 const SKIRT: f64 = 0.9;
