@@ -17,7 +17,8 @@
 //!
 //! Nobody is found: each session listens where it is told and connects where it is told, and passes nothing on for
 //! others. A [`Line`] loses nothing while it is open: frames are numbered, and a gap, a side that says nothing for too
-//! long, and a receiver that does not keep up end it. What that means for requests is for the engine.
+//! long, and a receiver that does not keep up end it. What that means for requests is for the engine. A line must never
+//! send more than fits in front of a connection that takes nothing: Zenoh's waiting would be felt by all others.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

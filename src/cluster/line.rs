@@ -1,30 +1,49 @@
 //! A link of frames between a gateway and a node, both ways.
 //!
-//! Each end has a thread that sends: Zenoh's sender waits where the network is slower than the stage, and no task or
-//! actor may wait so. In front of it is a queue of bounded length, which the sender of payloads waits for. What arrives
-//! goes into a queue that is longer than all windows: one that is full ends the link, because Zenoh's receiving thread
-//! serves the links of all.
+//! No more than [`WINDOW`] bytes of a link are on the way: an end says how much it has taken, and the other one waits
+//! for that before it sends more. So what is sent to a side that takes nothing, because it is dead, stopped or cut off,
+//! fits in front of its connection, and Zenoh does not wait there. It would hold locks meanwhile, which the one thread that
+//! sends to everybody takes when the connection is closed: all others would hear nothing of this side.
+//!
+//! A frame goes as parts of bounded length. Each end has a thread that sends them, and in front of it a queue of bounded
+//! length, which the sender of payloads waits for. What arrives goes into a queue that is longer than all windows of
+//! requests: one that is full ends the link, because Zenoh's receiving thread serves the links of all.
 //!
 //! A beat goes out when nothing else has for a quarter of the patience, so each end notices when the other is gone,
 //! stopped, or cut off in one direction. The end that gives up says so, if it can.
 
+mod mouth;
+
 use super::session::ClusterError;
 use bytes::Bytes;
-use flume::{RecvTimeoutError, WeakSender};
+use mouth::Mouth;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use zenoh::Session;
-use zenoh::Wait;
-use zenoh::pubsub::{Publisher, Subscriber};
+use zenoh::pubsub::Subscriber;
 use zenoh::qos::CongestionControl;
 use zenoh::sample::Sample;
 
 /// Frames that wait for the network: enough to keep it busy, few enough that back-pressure shows in front of it.
-const OUTGOING: usize = 64;
+pub(super) const OUTGOING: usize = 64;
 /// Frames that wait for their receiver, which only passes them on: more than the windows of all requests allow.
 const INCOMING: usize = 1 << 16;
+/// Bytes of a link that are on the way at most. A gateway has up to four links with a node, one for each stage, and all
+/// that is on the way of them has to fit in front of a connection that takes nothing: 1.25 MB, of which an eighth may be
+/// used up, that QUIC takes, and 16 batches of 64 KiB, of which a fifth may stay empty, that Zenoh keeps.
+pub(super) const WINDOW: u64 = 448 << 10;
+/// How much may be taken before the other end is told.
+const TOLD: u64 = WINDOW / 4;
+/// Bytes of a frame that go together. With what is around them they fit into a batch, and seldom leave much of one empty.
+const PART: usize = 15 << 10;
+/// What a part counts for besides its bytes: more than Zenoh and this module put around it.
+const AROUND: u64 = 128;
+/// The longest frame that is taken: what Zenoh takes, too.
+const LONGEST_FRAME: usize = 1 << 30;
+/// In the number of a part: more of its frame follow.
+const MORE: u64 = 1 << 63;
 /// The number of a beat.
 const BEAT: u64 = u64::MAX;
 /// The number of a last word, which may say why.
@@ -65,46 +84,98 @@ impl Drop for Line {
     }
 }
 
+/// What is sent with each part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    /// Of the part.
+    number: u64,
+    /// How much the end that sends it has taken since the link is open.
+    taken: u64,
+}
+
+impl Mark {
+    fn write(self) -> [u8; 16] {
+        (u128::from(self.number) | u128::from(self.taken) << 64).to_le_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Mark> {
+        let both = u128::from_le_bytes(bytes.try_into().ok()?);
+        Some(Mark { number: both as u64, taken: (both >> 64) as u64 })
+    }
+}
+
+/// What a part counts for in the window.
+fn weight(part: usize) -> u64 {
+    AROUND + part as u64
+}
+
 /// What threads and callbacks of a link share.
 pub(super) struct State {
     made: Instant,
-    /// When a frame or a beat came last, in milliseconds since `made`.
+    /// When a part or a beat came last, in milliseconds since `made`.
     heard: AtomicU64,
-    /// Number of the next frame.
+    /// Number of the next part.
     expected: AtomicU64,
+    /// How much has come.
+    taken: AtomicU64,
+    /// How much of that the other end has been told.
+    told: AtomicU64,
+    /// How much the other end has taken.
+    passed: AtomicU64,
+    /// The thread that sends waits for the other end to take more.
+    starved: AtomicBool,
     reason: OnceLock<String>,
     /// `None` once the link has ended.
-    arrived: Mutex<Option<flume::Sender<Bytes>>>,
-    /// In front of the thread that sends, which waits there.
-    mouth: OnceLock<WeakSender<Bytes>>,
+    arrived: Mutex<Option<Arrived>>,
+    /// Wakes the thread that sends.
+    wake: flume::Sender<()>,
+}
+
+/// Where frames go that have come.
+struct Arrived {
+    to: flume::Sender<Bytes>,
+    /// The beginning of a frame of several parts.
+    begun: Vec<u8>,
 }
 
 impl State {
-    fn new() -> (Arc<State>, flume::Receiver<Bytes>) {
-        let (arrived, receive) = flume::bounded(INCOMING);
+    /// What comes on the link, and what wakes the thread that sends.
+    fn new() -> (Arc<State>, flume::Receiver<Bytes>, flume::Receiver<()>) {
+        let (to, receive) = flume::bounded(INCOMING);
+        let (wake, woken) = flume::bounded(1);
         let state = State {
             made: Instant::now(),
             heard: AtomicU64::new(0),
             expected: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            starved: AtomicBool::new(false),
             reason: OnceLock::new(),
-            arrived: Mutex::new(Some(arrived)),
-            mouth: OnceLock::new(),
+            arrived: Mutex::new(Some(Arrived { to, begun: Vec::new() })),
+            wake,
         };
-        (Arc::new(state), receive)
+        (Arc::new(state), receive, woken)
     }
 
     /// Ends the link; the first reason stays.
     pub fn close(&self, reason: &str) {
         let _ = self.reason.set(reason.to_owned());
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mouth) = self.mouth.get().and_then(WeakSender::upgrade) {
-            // One that has no room does not wait there.
-            let _ = mouth.try_send(Bytes::new());
-        }
+        self.arrived().take();
+        self.wake();
     }
 
     fn is_closed(&self) -> bool {
         self.reason.get().is_some()
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, Option<Arrived>> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // Where there is no room it will wake.
+        let _ = self.wake.try_send(());
     }
 
     fn since_made(&self) -> u64 {
@@ -115,22 +186,54 @@ impl State {
         Duration::from_millis(self.since_made().saturating_sub(self.heard.load(Ordering::Relaxed)))
     }
 
+    /// Whether the other end should hear how much this one has taken.
+    fn owes(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) - self.told.load(Ordering::Relaxed) >= TOLD
+    }
+
     /// Zenoh's receiving thread calls this: it must not wait.
-    fn take(&self, number: Option<u64>, frame: impl FnOnce() -> Bytes) {
+    fn take(&self, mark: Option<Mark>, part: impl FnOnce() -> Bytes) {
         self.heard.store(self.since_made(), Ordering::Relaxed);
+        if let Some(Mark { taken, .. }) = mark {
+            self.passed.fetch_max(taken, Ordering::SeqCst);
+            if self.starved.swap(false, Ordering::SeqCst) {
+                self.wake();
+            }
+        }
         let expected = self.expected.load(Ordering::Relaxed);
-        match number {
+        match mark.map(|mark| mark.number) {
             Some(BEAT) => {}
-            Some(END) => self.close(&ended(&frame())),
-            Some(number) if number == expected => {
+            Some(END) => self.close(&ended(&part())),
+            Some(number) if number & !MORE == expected => {
                 self.expected.store(expected + 1, Ordering::Relaxed);
-                let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                if arrived.is_some_and(|arrived| arrived.try_send(frame()).is_err()) {
-                    self.close("frames came faster than they were taken");
+                let part = part();
+                self.taken.fetch_add(weight(part.len()), Ordering::Relaxed);
+                if let Err(reason) = self.arrives(part, number & MORE != 0) {
+                    self.close(reason);
+                }
+                if self.owes() {
+                    self.wake();
                 }
             }
-            number => self.close(&format!("frame {number:?} came where {expected} was due")),
+            number => self.close(&format!("part {number:?} came where {expected} was due")),
         }
+    }
+
+    fn arrives(&self, part: Bytes, more: bool) -> Result<(), &'static str> {
+        let mut arrived = self.arrived();
+        let Some(Arrived { to, begun }) = &mut *arrived else { return Ok(()) };
+        if begun.len() + part.len() > LONGEST_FRAME {
+            return Err("a frame came that is longer than any can be");
+        }
+        if more || !begun.is_empty() {
+            begun.extend_from_slice(&part);
+        }
+        let frame = match (more, begun.is_empty()) {
+            (true, _) => return Ok(()),
+            (false, true) => part,
+            (false, false) => std::mem::take(begun).into(),
+        };
+        to.try_send(frame).map_err(|_| "frames came faster than they were taken")
     }
 }
 
@@ -145,19 +248,20 @@ fn ended(word: &[u8]) -> String {
 pub(super) struct Ear {
     state: Arc<State>,
     receive: flume::Receiver<Bytes>,
+    woken: flume::Receiver<()>,
     subscriber: Subscriber<()>,
 }
 
 impl Ear {
     pub async fn open(session: &Session, key: String) -> Result<Ear, ClusterError> {
-        let (state, receive) = State::new();
+        let (state, receive, woken) = State::new();
         let told = Arc::clone(&state);
         let hear = move |sample: Sample| {
-            let number = sample.attachment().and_then(|bytes| bytes.to_bytes().as_ref().try_into().ok());
-            told.take(number.map(u64::from_le_bytes), || Bytes::from(sample.payload().to_bytes().into_owned()));
+            let mark = sample.attachment().and_then(|bytes| Mark::read(&bytes.to_bytes()));
+            told.take(mark, || Bytes::from(sample.payload().to_bytes().into_owned()));
         };
         let subscriber = session.declare_subscriber(key).callback(hear).await?;
-        Ok(Ear { state, receive, subscriber })
+        Ok(Ear { state, receive, woken, subscriber })
     }
 
     /// Begins to speak. `silence` is how long the other end may say nothing.
@@ -167,83 +271,18 @@ impl Ear {
         key: String,
         silence: Duration,
     ) -> Result<(Duplex, Arc<State>), ClusterError> {
-        let Ear { state, receive, subscriber } = self;
+        let Ear { state, receive, woken, subscriber } = self;
         let (send, outgoing) = flume::bounded(OUTGOING);
-        // Without batching: a frame that waits for others is a frame that comes late.
-        let publisher =
-            session.declare_publisher(key).congestion_control(CongestionControl::Block).express(true).await?;
+        let publisher = session.declare_publisher(key).congestion_control(CongestionControl::Block).await?;
         let (line, kept) = (Line(Arc::clone(&state)), Arc::clone(&state));
-        let _ = state.mouth.set(send.downgrade());
         // From here on both ends beat.
         state.heard.store(state.since_made(), Ordering::Relaxed);
         let thread = std::thread::Builder::new().name("cluster-link".to_owned());
-        let speak = move || Mouth { state, publisher, outgoing, silence, _subscriber: subscriber }.speak();
-        thread.spawn(speak).map_err(|error| ClusterError::Session(format!("no thread for a link: {error}")))?;
+        let mouth = Mouth::new(state, publisher, (outgoing, woken), silence, subscriber);
+        thread
+            .spawn(move || mouth.speak())
+            .map_err(|error| ClusterError::Session(format!("no thread for a link: {error}")))?;
         Ok((Duplex { send, receive, line }, kept))
-    }
-}
-
-/// The thread that sends.
-struct Mouth {
-    state: Arc<State>,
-    publisher: Publisher<'static>,
-    outgoing: flume::Receiver<Bytes>,
-    silence: Duration,
-    _subscriber: Subscriber<()>,
-}
-
-impl Mouth {
-    fn speak(self) {
-        let beat = self.silence / 4;
-        let mut number = 0;
-        if let Err(reason) = self.wait_for_a_listener() {
-            self.state.close(&reason);
-        }
-        while !self.state.is_closed() {
-            let sent = match self.outgoing.recv_timeout(beat) {
-                // It was only woken.
-                Ok(frame) if frame.is_empty() && self.state.is_closed() => break,
-                Ok(frame) => {
-                    number += 1;
-                    self.put(frame, number - 1)
-                }
-                Err(RecvTimeoutError::Timeout) => self.put(Bytes::new(), BEAT),
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.state.close(CLOSED);
-                    Ok(())
-                }
-            };
-            if let Err(error) = sent {
-                self.state.close(&format!("nothing can be sent: {error}"));
-            }
-            let silent = self.state.silent();
-            if silent > self.silence {
-                self.state.close(&format!("nothing was heard for {:.1} s", silent.as_secs_f64()));
-            }
-        }
-        // What was sent before the end is sent; what waits behind a link that broke has no receiver.
-        let reason = self.state.reason.get().filter(|reason| *reason != CLOSED).cloned().unwrap_or_default();
-        let _ = self.put(reason.into(), END);
-    }
-
-    /// What is sent before the other end is known to listen is sent to nobody.
-    fn wait_for_a_listener(&self) -> Result<(), String> {
-        let changes = self.publisher.matching_listener().wait().map_err(|error| error.to_string())?;
-        let deadline = Instant::now() + self.silence;
-        loop {
-            let status = self.publisher.matching_status().wait().map_err(|error| error.to_string())?;
-            if status.matching() || self.state.is_closed() {
-                return Ok(());
-            }
-            match changes.recv_deadline(deadline) {
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return Err("the other side does not listen".to_owned()),
-            }
-        }
-    }
-
-    fn put(&self, frame: Bytes, number: u64) -> Result<(), zenoh::Error> {
-        self.publisher.put(frame).attachment(&number.to_le_bytes()[..]).wait()
     }
 }
 
@@ -272,9 +311,13 @@ impl Lines {
 mod tests {
     use super::*;
 
+    fn mark(number: u64) -> Option<Mark> {
+        Some(Mark { number, taken: 0 })
+    }
+
     fn taken(numbers: &[u64]) -> (usize, Option<String>) {
-        let (state, receive) = State::new();
-        numbers.iter().for_each(|number| state.take(Some(*number), || Bytes::from_static(b"frame")));
+        let (state, receive, _woken) = State::new();
+        numbers.iter().for_each(|number| state.take(mark(*number), || Bytes::from_static(b"frame")));
         (receive.len(), state.reason.get().cloned())
     }
 
@@ -282,7 +325,7 @@ mod tests {
     fn a_gap_ends_the_link_and_a_beat_is_no_frame() {
         assert_eq!(taken(&[0, BEAT, 1, 2]), (3, None));
         let (frames, reason) = taken(&[0, 2, 1]);
-        assert_eq!((frames, reason.unwrap().as_str()), (1, "frame Some(2) came where 1 was due"));
+        assert_eq!((frames, reason.unwrap().as_str()), (1, "part Some(2) came where 1 was due"));
         assert_eq!(taken(&[0, 0]).0, 1, "a frame that comes twice");
         assert_eq!(taken(&[0, END]).1.unwrap(), "the other side has closed the link: frame");
         assert_eq!(ended(b""), "the other side has closed the link");
@@ -291,10 +334,45 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_is_whole_when_its_last_part_has_come() {
+        let (state, receive, _woken) = State::new();
+        for (number, part) in [(MORE, "one "), (1 | MORE, "two "), (2, "three"), (3, ""), (4, "four")] {
+            state.take(mark(number), || Bytes::from_static(part.as_bytes()));
+        }
+        assert_eq!(receive.drain().collect::<Vec<_>>(), ["one two three", "", "four"]);
+        assert_eq!(taken(&[MORE, MORE | 1, 3]).1.unwrap(), "part Some(3) came where 2 was due");
+    }
+
+    #[test]
+    fn what_is_sent_with_a_part_is_read_again_and_nothing_else_is() {
+        let mark = Mark { number: 7 | MORE, taken: u64::MAX - 5 };
+        assert_eq!(Mark::read(&mark.write()), Some(mark));
+        assert_eq!((Mark::read(b""), Mark::read(&[0; 8])), (None, None));
+    }
+
+    #[test]
+    fn the_thread_that_sends_is_woken_to_tell_what_was_taken_and_when_the_other_end_has_taken_more() {
+        let (state, _receive, woken) = State::new();
+        let parts = TOLD.div_ceil(weight(PART));
+        for number in 0..parts {
+            assert!(woken.is_empty() && !state.owes(), "at part {number} of {parts}");
+            state.take(mark(number), || Bytes::from_static(&[0; PART]));
+        }
+        assert!(state.owes() && woken.try_recv().is_ok());
+        state.take(mark(BEAT), Bytes::new);
+        assert!(woken.is_empty(), "it waits for nothing");
+        state.starved.store(true, Ordering::SeqCst);
+        state.take(Some(Mark { number: BEAT, taken: 9 }), Bytes::new);
+        assert!(woken.try_recv().is_ok() && state.passed.load(Ordering::SeqCst) == 9);
+        state.take(Some(Mark { number: BEAT, taken: 5 }), Bytes::new);
+        assert_eq!(state.passed.load(Ordering::SeqCst), 9, "an old word");
+    }
+
+    #[test]
     fn a_receiver_that_does_not_take_ends_its_link_and_keeps_no_thread_waiting() {
-        let (state, receive) = State::new();
+        let (state, receive, _woken) = State::new();
         for number in 0..=INCOMING as u64 {
-            state.take(Some(number), Bytes::new);
+            state.take(mark(number), Bytes::new);
         }
         assert_eq!(receive.len(), INCOMING);
         assert_eq!(state.reason.get().unwrap(), "frames came faster than they were taken");

@@ -81,10 +81,12 @@ impl Settings {
         set("transport/shared_memory/enabled", json!(false))?;
         // A connection without a sign of life for so long is closed.
         set("transport/link/tx/lease", json!(silence))?;
-        // Zenoh waits for a connection that takes nothing on threads that serve the others, too. With as much room in front
-        // of each as there can be it seldom has to when the other side is dead, and then for half of the time after which
-        // others miss a sign of life.
+        // Zenoh waits for a connection that takes nothing, and threads that serve the others wait with it. Lines send no
+        // more than there is room for in front of each, so it does not have to; if it has to all the same, then for half
+        // of the time after which others miss a sign of life.
         set("transport/link/tx/queue/size/data", json!(LARGEST_QUEUE))?;
+        // What waits for a connection shares batches, and what finds none waiting does not wait for more.
+        set("transport/link/tx/queue/batching/time_limit", json!(0))?;
         set("transport/link/tx/queue/congestion_control/block/wait_before_close", json!(silence * 500))?;
         if let Some(tls) = &self.tls {
             let (ca, certificate, key) = (json!(tls.ca), json!(tls.certificate), json!(tls.key));

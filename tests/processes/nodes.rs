@@ -202,6 +202,52 @@ fn a_client_of_a_gateway_that_is_killed_hears_the_rest_from_another_one() {
     assert!(rest.body == whole[2 * start..], "other samples");
 }
 
+/// A node that is listed with the same time of joining has not been lost meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_is_killed_while_it_hears_much_costs_another_one_neither_its_node_nor_a_stage() {
+    let cluster = Cluster::of(&tts());
+    let truth = alone(&cluster, frames(40, 5)).await;
+    let elsewhere = free_address();
+    // Longer than a machine that does much else keeps a node from saying that it is there.
+    let patient = "silence = \"6s\"";
+    let shown = format!("{}\ngateways = 2\n{patient}", lines(&cluster.authority.certify("node")));
+    let node = Node::start(&[cluster.address, elsewhere], &cluster.checkpoint, "node", &shown);
+    let gateway = cluster.gateway(|config| {
+        config.stages[StageName::Vocoder as usize].window = 1;
+        config.cluster.silence = Duration::from_secs(6);
+    });
+    let gateway = gateway.await;
+    let dies = serving(&cluster, "dies", elsewhere, &format!("{patient}\n[limits]\nadmission = \"places\""));
+    let dies = dies.ready();
+    becomes(&gateway, "it runs both", |health| both_run(health, "node")).await;
+    // The node makes more for them, while it takes the gateway for alive, than the network takes.
+    let body = json!({"input": "one two three", "max_new_tokens": 2000, "ignore_eos": true, "response_format": "pcm"});
+    let listeners = (0..12).map(|_| {
+        let (ask, url) = (Ask::json("/v1/audio/speech", &body), dies.url.clone());
+        std::thread::spawn(move || ask.bytes(&url))
+    });
+    let listeners: Vec<_> = listeners.collect();
+    wait::comes("all of them are heard", || {
+        Ask::new("GET", "/health", &[], "").send(&dies.url).json()["requests"] == listeners.len()
+    })
+    .await;
+    let (stream, heard) = begun(&gateway).await;
+    let known = |health: &EngineHealth| {
+        let nodes: Vec<_> = health.nodes.iter().map(|node| (node.id.clone(), node.joined)).collect();
+        let stages: Vec<_> = health.stages.iter().map(|stage| (stage.generation, stage.restarts)).collect();
+        (nodes, stages)
+    };
+    let before = known(&gateway.health());
+    Watched::new(dies.pid()).kill();
+    tokio::task::block_in_place(|| [(); 2].map(|()| node.says("the link to a gateway ended")));
+    let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the request hangs");
+    goes_on(&rest, heard, &truth, "another gateway was killed");
+    assert!(say(&gateway, frames(40, 5)).await.samples == truth.samples);
+    assert_eq!(known(&gateway.health()), before, "the node was lost, or a stage");
+    listeners.into_iter().for_each(|listener| _ = listener.join().unwrap());
+    idle(&gateway).await;
+}
+
 /// Zenoh's two threads may both wait for a gateway that is dead.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_has_threads_for_the_gateways_that_live_beside_one_that_is_dead() {
