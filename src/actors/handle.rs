@@ -185,6 +185,11 @@ impl StageHandle {
         Some(self.remote()?.node.as_ref()?.name.clone())
     }
 
+    /// How many sequences have a slot on the node that runs it, where one does.
+    pub fn slots(&self) -> Option<u32> {
+        Some(self.remote()?.node.as_ref()?.slots)
+    }
+
     /// The series of the node that runs it, where one does.
     pub fn node_metrics(&self) -> Option<ReplicaOnNode> {
         let remote = self.remote()?;

@@ -268,6 +268,8 @@ pub struct Ticket {
     pub stage: StageName,
     /// See [`Ask::beside`].
     pub beside: usize,
+    /// See [`Offer::slots`].
+    pub slots: u32,
     number: u64,
 }
 
@@ -329,8 +331,8 @@ impl Nodes {
             free.min_by_key(|(_, member)| (member.refusals[at], member.used.iter().flatten().count(), member.rank))?;
         self.tickets += 1;
         member.used[at] = Some(Use { number: self.tickets, replica, linked: false, running: false });
-        let (node, beside) = (member.offer.name.clone(), member.beside(stage));
-        Some(Ticket { id: id.clone(), node, stage, beside, number: self.tickets })
+        let (node, beside, slots) = (member.offer.name.clone(), member.beside(stage), member.offer.slots);
+        Some(Ticket { id: id.clone(), node, stage, beside, slots, number: self.tickets })
     }
 
     /// The node has opened a link: those that follow have to compute as it does.

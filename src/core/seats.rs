@@ -1,18 +1,32 @@
 //! Which replica of a stage has the sequence of which request.
 //!
 //! A sequence can go on in any replica: it is a function of its request, its seed and its journal. So a new one goes to
-//! the replica that has the fewest, and those of a replica that goes down go to the others at once.
+//! the replica that is the least full with it, and those of a replica that goes down go to the others at once. Replicas
+//! may differ in how many places they have: nodes are of different sizes.
 
 use crate::ids::RequestId;
 use crate::random::mix;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// One replica.
 #[derive(Clone, Debug, Default)]
 struct Replica {
-    /// It takes sequences.
-    is_up: bool,
+    /// Sequences that it runs at the same time; none while it takes none.
+    places: u32,
     taken: usize,
+}
+
+impl Replica {
+    fn is_up(&self) -> bool {
+        self.places > 0
+    }
+
+    /// Which of two has the smaller part of its places taken when it has one sequence more.
+    fn cmp_with_one_more(&self, other: &Replica) -> Ordering {
+        let part = |its: &Replica, of: &Replica| (its.taken as u128 + 1) * u128::from(of.places);
+        part(self, other).cmp(&part(other, self))
+    }
 }
 
 /// The seats of one stage.
@@ -20,7 +34,7 @@ struct Replica {
 pub struct Seats {
     replicas: Vec<Replica>,
     seats: BTreeMap<RequestId, usize>,
-    /// Which of several replicas with as few sequences is taken: the first, or the first in an order of this number.
+    /// Which of several replicas that are as full is taken: the first, or the first in an order of this number.
     order: Option<u64>,
 }
 
@@ -30,7 +44,7 @@ impl Seats {
         Seats { replicas: vec![Replica::default(); replicas], seats: BTreeMap::new(), order: None }
     }
 
-    /// The same with an order of its own among replicas that have as few. Gateways share nodes and do not know of each
+    /// The same with an order of its own among replicas that are as full. Gateways share nodes and do not know of each
     /// other: in one order, each would begin with the same node. It is one order and no turns, because a conversation
     /// that comes back to its replica finds its prompt there.
     #[must_use]
@@ -38,11 +52,11 @@ impl Seats {
         Seats { order: Some(number), ..self }
     }
 
-    /// A replica takes sequences from now on; those that it had before are lost.
-    pub fn up(&mut self, replica: usize) {
+    /// A replica takes sequences from now on and has places for so many, at least one; those that it had before are lost.
+    pub fn up(&mut self, replica: usize, places: u32) {
         self.down(replica);
         if let Some(replica) = self.replicas.get_mut(replica) {
-            replica.is_up = true;
+            replica.places = places.max(1);
         }
     }
 
@@ -57,7 +71,7 @@ impl Seats {
 
     /// Whether any replica takes sequences.
     pub fn is_up(&self) -> bool {
-        self.replicas.iter().any(|replica| replica.is_up)
+        self.replicas.iter().any(Replica::is_up)
     }
 
     /// The replica that has the sequence of a request.
@@ -67,18 +81,25 @@ impl Seats {
 
     /// How many sequences a replica has; `None` while it takes none.
     pub fn taken(&self, replica: usize) -> Option<usize> {
-        self.replicas.get(replica).filter(|replica| replica.is_up).map(|replica| replica.taken)
+        self.replicas.get(replica).filter(|replica| replica.is_up()).map(|replica| replica.taken)
     }
 
-    /// Gives a request a seat: the one that it has, or one with the replica that has the fewest sequences. `None` while no
+    /// How many places a replica has; none while it takes no sequences.
+    pub fn places(&self, replica: usize) -> u32 {
+        self.replicas.get(replica).map_or(0, |replica| replica.places)
+    }
+
+    /// Gives a request a seat: the one that it has, or one with the replica that is the least full with it. `None` while no
     /// replica is up.
     pub fn take(&mut self, request: RequestId) -> Option<usize> {
         if let Some(seat) = self.of(request) {
             return Some(seat);
         }
-        let up = self.replicas.iter().enumerate().filter(|(_, replica)| replica.is_up);
-        let place = |number: usize| self.order.map_or(number as u64, |order| mix(order, number as u64));
-        let (least, _) = up.min_by_key(|(number, replica)| (replica.taken, place(*number)))?;
+        let up = self.replicas.iter().enumerate().filter(|(_, replica)| replica.is_up());
+        let rank = |number: usize| self.order.map_or(number as u64, |order| mix(order, number as u64));
+        let (least, _) = up.min_by(|(number, replica), (other_number, other)| {
+            replica.cmp_with_one_more(other).then_with(|| rank(*number).cmp(&rank(*other_number)))
+        })?;
         self.seats.insert(request, least);
         self.replicas[least].taken += 1;
         Some(least)
@@ -103,14 +124,14 @@ mod tests {
     fn new_sequences_go_where_there_are_fewest_and_lost_ones_to_those_that_are_left() {
         let mut seats = Seats::new(2);
         assert_eq!(seats.take(RequestId(1)), None, "no replica is up");
-        seats.up(0);
-        seats.up(1);
+        seats.up(0, 4);
+        seats.up(1, 4);
         let taken: Vec<_> = (1..=4).filter_map(|request| seats.take(RequestId(request))).collect();
         assert_eq!(taken, [0, 1, 0, 1]);
         assert_eq!(seats.take(RequestId(1)), Some(0), "it stays where it is");
         assert_eq!(seats.down(0), [RequestId(1), RequestId(3)]);
         assert_eq!((seats.of(RequestId(1)), seats.take(RequestId(1))), (None, Some(1)));
-        seats.up(0);
+        seats.up(0, 4);
         assert_eq!(seats.take(RequestId(3)), Some(0));
         seats.leave(RequestId(1));
         assert_eq!(seats.of(RequestId(1)), None);
@@ -120,7 +141,7 @@ mod tests {
     fn gateways_begin_with_different_replicas_and_each_with_the_same_one_again() {
         let first = |order: u64| {
             let mut seats = Seats::new(8).in_order_of(order);
-            (0..4).for_each(|replica| seats.up(replica));
+            (0..4).for_each(|replica| seats.up(replica, 8));
             let first = seats.take(RequestId(1));
             seats.leave(RequestId(1));
             assert_eq!(seats.take(RequestId(2)), first);
@@ -130,15 +151,33 @@ mod tests {
         assert_eq!(firsts.into_iter().flatten().collect::<Vec<_>>(), [0, 1, 2, 3]);
     }
 
+    #[test]
+    fn a_replica_with_three_times_the_places_has_three_times_the_sequences() {
+        let mut seats = Seats::new(3);
+        seats.up(0, 8);
+        seats.up(1, 24);
+        let taken: Vec<_> = (0..16).filter_map(|request| seats.take(RequestId(request))).collect();
+        assert_eq!((seats.taken(0), seats.taken(1)), (Some(4), Some(12)), "{taken:?}");
+        assert_eq!(taken[..4], [1, 1, 0, 1]);
+        // One more that joins empty is filled before the others get any.
+        seats.up(2, 8);
+        assert_eq!((16..20).filter_map(|request| seats.take(RequestId(request))).collect::<Vec<_>>(), [2; 4]);
+        // One that has no place, by its own word, is used all the same where it is the only one.
+        let mut seats = Seats::new(1);
+        seats.up(0, 0);
+        assert_eq!((seats.take(RequestId(1)), seats.take(RequestId(2))), (Some(0), Some(0)));
+    }
+
     proptest! {
         #[test]
         fn every_seat_is_with_a_replica_that_is_up_and_the_counts_are_right(
+            places in proptest::array::uniform3(1..6u32),
             moves in proptest::collection::vec((0..5u8, 0..3usize, 0..12u64), 1..200),
         ) {
             let mut seats = Seats::new(3);
             for (kind, replica, request) in moves {
                 match kind {
-                    0 => seats.up(replica),
+                    0 => seats.up(replica, places[replica]),
                     1 => _ = seats.down(replica),
                     2 => seats.leave(RequestId(request)),
                     _ => {
@@ -146,12 +185,18 @@ mod tests {
                         let seat = seats.take(RequestId(request));
                         prop_assert!(before.is_none() || before == seat, "it was moved without need");
                         prop_assert_eq!(seat.is_some(), seats.is_up());
+                        let over = |replica: &Replica| replica.taken > replica.places as usize;
+                        let has_room = |replica: &Replica| replica.taken < replica.places as usize;
+                        if let (None, Some(seat)) = (before, seat) {
+                            let waits = over(&seats.replicas[seat]) && seats.replicas.iter().any(has_room);
+                            prop_assert!(!waits, "it waits where it is, and another one has a place");
+                        }
                     }
                 }
                 for (number, replica) in seats.replicas.iter().enumerate() {
                     let has = seats.seats.values().filter(|seat| **seat == number).count();
                     prop_assert_eq!(has, replica.taken);
-                    prop_assert!(replica.is_up || has == 0);
+                    prop_assert!(replica.is_up() || has == 0);
                 }
             }
         }

@@ -66,6 +66,12 @@ pub(super) fn running(health: &EngineHealth, stage: StageName, node: &str) -> us
     health.stages.iter().filter(its).count()
 }
 
+/// How many sequences each stage of a node has.
+fn sequences(health: &EngineHealth, node: &str) -> Vec<usize> {
+    let its = health.stages.iter().filter(|replica| replica.node.as_deref() == Some(node));
+    its.map(|replica| replica.sequences).collect()
+}
+
 pub(super) fn both_run(health: &EngineHealth, node: &str) -> bool {
     [StageName::Talker, StageName::Vocoder].iter().all(|stage| running(health, *stage, node) == 1)
 }
@@ -306,11 +312,35 @@ async fn new_sequences_go_to_a_node_that_joins_later() {
     becomes(&gateway, "the second joins", |health| both_run(health, "second")).await;
     streams.push(gateway.speak(frames(400, 3)).await.unwrap());
     streams.push(gateway.speak(frames(400, 4)).await.unwrap());
-    let has = |health: &EngineHealth, node: &str| {
-        let its = health.stages.iter().filter(|replica| replica.node.as_deref() == Some(node));
-        its.map(|replica| replica.sequences).collect::<Vec<_>>()
-    };
-    becomes(&gateway, "two each", |health| has(health, "first") == [2, 2] && has(health, "second") == [2, 2]).await;
+    becomes(&gateway, "two each", |health| {
+        sequences(health, "first") == [2, 2] && sequences(health, "second") == [2, 2]
+    })
+    .await;
+    drop(streams);
+    idle(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_twice_the_slots_gets_twice_the_sequences() {
+    let cluster = Cluster::of(&omni());
+    let _nodes =
+        [cluster.node("small", "[limits]\nmax_requests = 4"), cluster.node("large", "[limits]\nmax_requests = 8")];
+    // No client reads, so all sequences stay.
+    let gateway = cluster.gateway(|config| {
+        for stage in [StageName::Talker, StageName::Vocoder] {
+            config.stages[stage as usize].window = 2;
+        }
+    });
+    let gateway = gateway.await;
+    becomes(&gateway, "both run both", |health| both_run(health, "small") && both_run(health, "large")).await;
+    let mut streams = Vec::new();
+    for seed in 0..6 {
+        streams.push(gateway.speak(frames(400, seed)).await.unwrap());
+    }
+    becomes(&gateway, "two and four", |health| {
+        sequences(health, "small") == [2, 2] && sequences(health, "large") == [4, 4]
+    })
+    .await;
     drop(streams);
     idle(&gateway).await;
 }

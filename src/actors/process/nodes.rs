@@ -43,6 +43,8 @@ pub trait Nodes: Send + Sync {
 pub struct NodeLink {
     /// What people call it.
     pub node: String,
+    /// Sequences that have a slot there at the same time.
+    pub slots: u32,
     /// To the node.
     pub down: Sink,
     /// From the node.
@@ -217,7 +219,7 @@ impl SupervisorState {
     }
 
     fn begin(&mut self, myself: &ActorRef<Message>, found: NodeLink) {
-        let NodeLink { node, down, up, seat } = found;
+        let NodeLink { node, slots, down, up, seat } = found;
         self.links += 1;
         let number = self.links;
         let (sent, received) = LinkMetrics::pair(self.handle.name());
@@ -226,7 +228,7 @@ impl SupervisorState {
         let to = FrameWriter::new(down, Some(sent)).announcing();
         let from = FrameReader::new(up, Some(received), self.setup.zero_copy);
         let (out, queue) = outbox(self.setup.ends.capacity);
-        let remote = RemoteStage::on_node(OnNode::new(node.clone(), traffic), out);
+        let remote = RemoteStage::on_node(OnNode::new(node.clone(), slots, traffic), out);
         let in_hand = Arc::new(InHand::new(1, None));
         let supervisor = myself.clone();
         let tell = move |said| _ = supervisor.cast(Message::Said(number, said));

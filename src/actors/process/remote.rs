@@ -22,6 +22,8 @@ const FIRST_WORD: Duration = Duration::from_secs(60);
 pub struct OnNode {
     /// What people call it.
     pub name: String,
+    /// Sequences that have a slot there at the same time.
+    pub slots: u32,
     /// What passed on the link down to it and up from it.
     pub traffic: [Arc<LinkTraffic>; 2],
     /// Its clock, as far as it was asked for it.
@@ -29,8 +31,8 @@ pub struct OnNode {
 }
 
 impl OnNode {
-    pub(super) fn new(name: String, traffic: [Arc<LinkTraffic>; 2]) -> OnNode {
-        OnNode { name, traffic, clock: Mutex::default() }
+    pub(super) fn new(name: String, slots: u32, traffic: [Arc<LinkTraffic>; 2]) -> OnNode {
+        OnNode { name, slots, traffic, clock: Mutex::default() }
     }
 
     fn clock(&self) -> MutexGuard<'_, ClockElsewhere> {

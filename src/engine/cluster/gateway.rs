@@ -171,7 +171,8 @@ impl State {
                     seat.line = Some(duplex.line);
                     self.nodes().linked(&seat.ticket);
                     let (down, up) = (Sink::Queue(duplex.send), Source::Queue(duplex.receive));
-                    return NodeLink { node: seat.ticket.node.clone(), down, up, seat: Box::new(seat) };
+                    let (node, slots) = (seat.ticket.node.clone(), seat.ticket.slots);
+                    return NodeLink { node, slots, down, up, seat: Box::new(seat) };
                 }
                 Err(reason) => {
                     tracing::debug!(node = seat.ticket.node, %stage, reason, "a node opens no link");

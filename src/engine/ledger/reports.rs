@@ -20,8 +20,10 @@ impl Ledger {
 
     fn stage_up(&self, replica: Replica, show: &mut dyn FnMut()) {
         let Replica { stage, number } = replica;
+        // Replicas here all have as many.
+        let slots = self.stages.replicas(stage).get(usize::from(number)).and_then(|its| its.slots()).unwrap_or(1);
         let mut state = self.lock();
-        state.seats[stage as usize].up(number.into());
+        state.seats[stage as usize].up(number.into(), slots);
         // Under the lock: a request that comes when the status is seen finds the seats.
         show();
         let unfinished =

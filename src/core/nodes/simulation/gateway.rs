@@ -122,10 +122,11 @@ impl Gateway {
     }
 
     /// Whether it takes a request: no more than its nodes have slots for.
-    pub fn has_room(&self, slots: usize) -> bool {
-        let up =
-            |stage: usize| (0..self.places[stage].len()).filter(|at| self.seats[stage].taken(*at).is_some()).count();
-        self.is_up && self.ledger.open() < slots * up(0).min(up(1))
+    pub fn has_room(&self) -> bool {
+        let slots = |stage: usize| -> u32 {
+            (0..self.places[stage].len()).map(|replica| self.seats[stage].places(replica)).sum()
+        };
+        self.is_up && self.ledger.open() < slots(0).min(slots(1)) as usize
     }
 
     pub fn open_requests(&self) -> usize {
@@ -204,7 +205,7 @@ impl Gateway {
             Ok((node, link)) => {
                 self.nodes.linked(asked);
                 self.places[stage][replica] = Place::Open(Open { ticket: asked.clone(), node, link, heard: now });
-                self.seats[stage].up(replica);
+                self.seats[stage].up(replica, asked.slots);
                 let seatless = |request: &&RequestId| self.seats[stage].of(**request).is_none();
                 let waiting: Vec<RequestId> = self.requests.keys().filter(seatless).copied().collect();
                 waiting.into_iter().for_each(|request| self.admit(stage, request));
@@ -250,10 +251,14 @@ impl Gateway {
         let input = if stage == 0 { journal.units } else { journal.made[0] };
         let admission = ToNode::Admit { request, attempt, seed: journal.seed, from, units: journal.units, input };
         let Some(seat) = self.seats[stage].take(request) else { return };
-        let taken: Vec<usize> = (0..self.places[stage].len()).filter_map(|at| self.seats[stage].taken(at)).collect();
-        // The bound of a placement: no more than the mean over the replicas that are up, rounded up.
-        if self.seats[stage].taken(seat) > Some(taken.iter().sum::<usize>().div_ceil(taken.len())) {
-            self.wrong = Some(format!("{request} was placed on the fullest of {taken:?}"));
+        let seats = &self.seats[stage];
+        let up = (0..self.places[stage].len()).filter_map(|at| Some((seats.taken(at)?, seats.places(at) as usize)));
+        let up: Vec<(usize, usize)> = up.collect();
+        let (taken, places) = up.iter().fold((0, 0), |sum, its| (sum.0 + its.0, sum.1 + its.1));
+        // The bound of a placement: the part of its places that all of them would have taken with one sequence more each,
+        // in which this one is counted already. For places that are the same everywhere it is the mean, rounded up.
+        if seats.taken(seat) > Some(seats.places(seat) as usize * (taken - 1 + up.len()) / places) {
+            self.wrong = Some(format!("{request} was placed on the fullest of {up:?}: {seat}"));
         }
         match &self.places[stage][seat] {
             Place::Open(open) => self.out.push(Out::Tell(open.node, open.link, admission)),

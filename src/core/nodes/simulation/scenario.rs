@@ -15,7 +15,9 @@ pub struct Settings {
     /// `cluster.gateways` of the nodes.
     pub shares: usize,
     /// Sequences of one gateway that a stage of a node runs at the same time; others wait there.
-    pub slots: usize,
+    pub slots: u32,
+    /// Whether nodes are of different sizes: every third has that many slots, others twice and three times as many.
+    pub uneven: bool,
     /// How requests come to gateways.
     pub balancer: Balancer,
     /// Requests, evenly over `lasts`.
@@ -40,6 +42,10 @@ pub enum Balancer {
 }
 
 impl Settings {
+    pub(super) fn slots_of(&self, node: usize) -> u32 {
+        if self.uneven { self.slots * (1 + node as u32 % 3) } else { self.slots }
+    }
+
     /// A large cluster: gateways that use eight nodes for each of their two stages, some nodes to spare, one gateway to a
     /// node. Every node has about five sequences, and in half a minute one node in three breaks.
     pub fn large(nodes: usize, gateways: usize) -> Settings {
@@ -49,6 +55,7 @@ impl Settings {
             max_nodes: 8,
             shares: 1,
             slots: 64,
+            uneven: false,
             balancer: Balancer::Turns,
             requests: nodes * 18,
             faults: nodes / 3,
@@ -70,6 +77,7 @@ impl Settings {
             requests: random.within(1, 80) as usize,
             faults: random.below(16) as usize,
             strangers: random.once_in(3),
+            uneven: random.once_in(2),
             lasts: Duration::from_secs(30),
         }
     }

@@ -263,8 +263,7 @@ impl<'a> World<'a> {
 
     /// A client asks a gateway that is ready and has room, or later.
     fn asks(&mut self, at: usize) {
-        let slots = self.scenario.settings.slots;
-        let ready: Vec<usize> = (0..self.gateways.len()).filter(|at| self.gateways[*at].has_room(slots)).collect();
+        let ready: Vec<usize> = (0..self.gateways.len()).filter(|at| self.gateways[*at].has_room()).collect();
         if ready.is_empty() {
             return self.at(self.now + RETRY, Event::Request(at));
         }
@@ -299,7 +298,7 @@ impl<'a> World<'a> {
         let answer = match its.shares.grant(&name(gateway, life), stage, ticket.beside) {
             Ok(()) => {
                 self.link += 1;
-                its.open(self.link, gateway, life, stage, self.scenario.settings.slots, self.now);
+                its.open(self.link, gateway, life, stage, ticket.slots as usize, self.now);
                 Ok((node, self.link))
             }
             Err(reason) => {
@@ -416,7 +415,7 @@ impl<'a> World<'a> {
             name: format!("n{node}"),
             host: String::new(),
             pid: 0,
-            slots: settings.slots as u32,
+            slots: settings.slots_of(node),
             terms: terms(stranger.into()),
             arithmetic: "simulated".into(),
             stages: STAGES.to_vec(),
