@@ -32,7 +32,10 @@ fn net(gpu: &Gpu) -> Arc<TalkerNet> {
 }
 
 fn talker(net: &Arc<TalkerNet>, persistent: Option<Duration>) -> CudaTalker {
-    let options = TalkerOptions { persistent, ..options() };
+    talker_of(net, TalkerOptions { persistent, ..options() })
+}
+
+fn talker_of(net: &Arc<TalkerNet>, options: TalkerOptions) -> CudaTalker {
     CudaTalker::new(Arc::clone(net), &options, Recorder::default()).unwrap()
 }
 
@@ -71,6 +74,30 @@ fn their_codes_are_those_of_the_graph_whatever_runs_beside_them() {
     let mut talker = talker(&net, Some(TalkerOptions::PERSISTENT));
     assert_eq!(talker.persists(), [served(&gpu); 2]);
     for together in [16, 13, 8, 5, 4, 3, 2, 1] {
+        let quiet = speak(&mut talker, &requests, together, 1000, 2);
+        let loaded = beside_copies(&gpu, || speak(&mut talker, &requests, together, 1000, 2));
+        for (i, want) in of_graph.iter().enumerate() {
+            assert_eq!(&quiet[i], want, "request {i} of {together} at once");
+            assert_eq!(&loaded[i], want, "request {i} of {together} at once, beside copies");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_codes_of_many_are_those_of_the_graph_whatever_runs_beside_them() {
+    let gpu = gpu();
+    let _only = only_persistent();
+    let net = net(&gpu);
+    let requests = requests_for_named(&sizeable(), 130);
+    let many = |persistent| {
+        let buckets = vec![16, 24, 32, 48, 64, 96, 128];
+        talker_of(&net, TalkerOptions { slots: 136, buckets, persistent, ..options() })
+    };
+    let of_graph: Vec<Speech> = speak(&mut many(None), &requests, 16, 1000, 1);
+    let mut talker = many(Some(TalkerOptions::PERSISTENT));
+    assert_eq!(talker.persists(), [served(&gpu); 2]);
+    for together in [128, 90, 64, 40, 32, 20] {
         let quiet = speak(&mut talker, &requests, together, 1000, 2);
         let loaded = beside_copies(&gpu, || speak(&mut talker, &requests, together, 1000, 2));
         for (i, want) in of_graph.iter().enumerate() {

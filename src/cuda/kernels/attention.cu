@@ -11,6 +11,7 @@
 // bits whatever the batch.
 
 #include "fast_attention.cuh"
+#include "short_attention.cuh"
 
 template <typename T>
 __device__ __forceinline__ void write_key(const AttentionArgs& a, int row, int kv_head, uint32_t slot, int position, int lane) {
@@ -168,97 +169,22 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
 
 // ---- short -------------------------------------------------------------------------------------------------------------
 
-constexpr int SHORT = 16; // cached positions at most
-
-// For sequences of up to SHORT + 1 positions, such as the code predictor's: one kv head and its two query heads per
-// block, one warp each. Lane p has position p, so that all that lies in the cache is in registers before the kernel
-// ahead has ended; see attend_fast. Writes its own key and value on the way. Grid: (kv_heads, rows).
-__device__ __forceinline__ void attend_short(const AttentionArgs& a) {
-    __shared__ __align__(16) float queries[2][DIM];
-    __shared__ __align__(16) bf16 own_key[DIM], own_value[DIM];
-
-    const int row = blockIdx.y, kv_head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int position = a.positions[row];
+// For sequences of up to SHORT + 1 positions: one kv head and its two query heads per block. See attend_fast of what is read
+// early. Grid: (kv_heads, rows).
+__device__ __forceinline__ void attend_short_block(const AttentionArgs& a) {
+    __shared__ ShortAsked asked;
+    const int row = blockIdx.y, position = a.positions[row];
     const uint32_t slot = a.slots[row];
-    const bf16* keys = static_cast<const bf16*>(a.keys);
-    const bf16* values = static_cast<const bf16*>(a.values);
-    uint4 key[DIM / 8];
-    uint2 value[SHORT];
-    if (lane < position && lane < SHORT) {
-        const uint4* from = reinterpret_cast<const uint4*>(keys + cache_at(a, slot, lane, kv_head));
-#pragma unroll
-        for (int i = 0; i < DIM / 8; ++i) key[i] = from[i];
-    } else {
-#pragma unroll
-        for (int i = 0; i < DIM / 8; ++i) key[i] = make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int p = 0; p < SHORT; ++p) {
-        value[p] = p < position ? reinterpret_cast<const uint2*>(values + cache_at(a, slot, p, kv_head))[lane] : make_uint2(0, 0);
-    }
-    const Turn<bf16> turn_query(a, static_cast<const bf16*>(a.q_norm), row, max(position, 0), lane);
-    const Turn<bf16> turn_key(a, static_cast<const bf16*>(a.k_norm), row, max(position, 0), lane);
-    wait_for_previous();
-    let_next_start();
-    if (position < 0) return;
-
-    float low[MAX_PAIRS], high[MAX_PAIRS];
-    turn_query.head(a, head_of<bf16>(a, row, kv_head * 2 + warp), lane, low, high);
-    // Times log2(e), so that exponentials are powers of two.
-    const float scale = a.scale * 1.4426950408889634f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        queries[warp][lane + i * WARP] = low[i] * scale;
-        queries[warp][lane + i * WARP + DIM / 2] = high[i] * scale;
-    }
-    if (warp == 0) {
-        turn_key.head(a, head_of<bf16>(a, row, a.heads + kv_head), lane, low, high);
-        bf16* to = static_cast<bf16*>(a.keys) + cache_at(a, slot, position, kv_head);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            own_key[lane + i * WARP] = to[lane + i * WARP] = __float2bfloat16_rn(low[i]);
-            own_key[lane + i * WARP + DIM / 2] = to[lane + i * WARP + DIM / 2] = __float2bfloat16_rn(high[i]);
-        }
-    } else {
-        const uint2 own = reinterpret_cast<const uint2*>(head_of<bf16>(a, row, a.heads + a.kv_heads + kv_head))[lane];
-        reinterpret_cast<uint2*>(own_value)[lane] = own;
-        reinterpret_cast<uint2*>(static_cast<bf16*>(a.values) + cache_at(a, slot, position, kv_head))[lane] = own;
-    }
-    __syncthreads();
-
-    if (lane == position) {
-#pragma unroll
-        for (int i = 0; i < DIM / 8; ++i) key[i] = reinterpret_cast<const uint4*>(own_key)[i];
-    }
-    float dots[4] = {};
-#pragma unroll
-    for (int i = 0; i < DIM / 8; ++i) {
-        float k[8];
-        unpack(key[i], k);
-        const float4 q0 = reinterpret_cast<const float4*>(queries[warp])[2 * i], q1 = reinterpret_cast<const float4*>(queries[warp])[2 * i + 1];
-        dots[0] = __fmaf_rn(q1.x, k[4], __fmaf_rn(q0.x, k[0], dots[0]));
-        dots[1] = __fmaf_rn(q1.y, k[5], __fmaf_rn(q0.y, k[1], dots[1]));
-        dots[2] = __fmaf_rn(q1.z, k[6], __fmaf_rn(q0.z, k[2], dots[2]));
-        dots[3] = __fmaf_rn(q1.w, k[7], __fmaf_rn(q0.w, k[3], dots[3]));
-    }
-    const float score = lane <= position ? (dots[0] + dots[1]) + (dots[2] + dots[3]) : -INFINITY;
-    float most = score;
-#pragma unroll
-    for (int mask = WARP / 2; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
-    const float weight = exp2f(score - most), total = warp_sum(weight);
-    float mix[4] = {};
-#pragma unroll
-    for (int p = 0; p <= SHORT; ++p) {
-        const float of = __shfl_sync(~0u, weight, p);
-        const uint2 v = p == position ? reinterpret_cast<const uint2*>(own_value)[lane] : p < SHORT ? value[p] : make_uint2(0, 0);
-        mix[0] = __fmaf_rn(of, __uint_as_float(v.x << 16), mix[0]);
-        mix[1] = __fmaf_rn(of, __uint_as_float(v.x & 0xFFFF0000u), mix[1]);
-        mix[2] = __fmaf_rn(of, __uint_as_float(v.y << 16), mix[2]);
-        mix[3] = __fmaf_rn(of, __uint_as_float(v.y & 0xFFFF0000u), mix[3]);
-    }
-    const __nv_bfloat162 front = __floats2bfloat162_rn(mix[0] / total, mix[1] / total), back = __floats2bfloat162_rn(mix[2] / total, mix[3] / total);
-    bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + kv_head * 2 + warp) * DIM;
-    put_four(a, out, lane, *reinterpret_cast<const uint32_t*>(&front), *reinterpret_cast<const uint32_t*>(&back));
+    const auto at = [&](int p) { return cache_at(a, slot, p, blockIdx.x); };
+    ShortCached cached(a, position, at);
+    const auto wait = [] {
+        wait_for_previous();
+        let_next_start();
+    };
+    const auto put = [&](int head, int lane, uint32_t front, uint32_t back) {
+        put_four(a, static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + head) * DIM, lane, front, back);
+    };
+    attend_short(a, asked, cached, row, blockIdx.x, threadIdx.x / WARP, position, at, wait, [] { __syncthreads(); }, put);
 }
 
 extern "C" __global__ void __launch_bounds__(64) kv_write_f32(const __grid_constant__ AttentionArgs a) { kv_write<float>(a); }
@@ -271,4 +197,4 @@ extern "C" __global__ void __launch_bounds__(256) attend_fast4(const __grid_cons
 extern "C" __global__ void __launch_bounds__(256) attend_fast1_write(const __grid_constant__ AttentionArgs a) { attend_fast<1, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) attend_fast2_write(const __grid_constant__ AttentionArgs a) { attend_fast<2, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) attend_fast4_write(const __grid_constant__ AttentionArgs a) { attend_fast<4, true>(a); }
-extern "C" __global__ void __launch_bounds__(64) attend_short2_write(const __grid_constant__ AttentionArgs a) { attend_short(a); }
+extern "C" __global__ void __launch_bounds__(64) attend_short2_write(const __grid_constant__ AttentionArgs a) { attend_short_block(a); }

@@ -66,15 +66,27 @@ struct Turn {
         }
     }
 
-    // Norms and rotates one head by one warp.
-    __device__ __forceinline__ void head(const AttentionArgs& a, const T* head, int lane, float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) const {
+    // What this lane has of a head.
+    static __device__ __forceinline__ void load(const AttentionArgs& a, const T* head, int lane, float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) {
         const int half = a.head_dim / 2;
-        float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < MAX_PAIRS; ++i) {
             const int j = lane + i * WARP;
             low[i] = j < half ? to_float(head[j]) : 0.f;
             high[i] = j < half ? to_float(head[j + half]) : 0.f;
+        }
+    }
+
+    // Norms and rotates one head by one warp.
+    __device__ __forceinline__ void head(const AttentionArgs& a, const T* head, int lane, float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) const {
+        load(a, head, lane, low, high);
+        loaded(a, lane, low, high);
+    }
+    __device__ __forceinline__ void loaded(const AttentionArgs& a, int lane, float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) const {
+        const int half = a.head_dim / 2;
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < MAX_PAIRS; ++i) {
             sum = __fmaf_rn(low[i], low[i], sum);
             sum = __fmaf_rn(high[i], high[i], sum);
         }

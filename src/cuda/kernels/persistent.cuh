@@ -121,9 +121,9 @@ __device__ __forceinline__ void take_ahead(Ring<PLACE>& ring, uint4 (&f)[AHEAD][
 struct Copying {
     int ring, flight, pace;
 };
-// Copies `total` stages, in the order in which they are used: `copy` queues the n-th, to an address in shared memory, and
-// tells a barrier.
-template <class COPY>
+// Copies `total` stages of up to BYTES, in the order in which they are used: `copy` queues the n-th, to an address in shared
+// memory, and tells a barrier.
+template <int BYTES = STAGE, class COPY>
 __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock, uint32_t full, uint32_t empty, uint32_t data, int total, COPY copy) {
     int slot = 0, waited = 0, waited_slot = 0;
     uint32_t phase = 0, waited_phase = 0, next = ::clock();
@@ -146,7 +146,7 @@ __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock
         while (static_cast<int>(static_cast<uint32_t>(::clock()) - next) < 0) {
         }
         next = static_cast<uint32_t>(::clock()) + c.pace;
-        copy(n, data + slot * STAGE, full + slot * 8);
+        copy(n, data + slot * BYTES, full + slot * 8);
         if (++slot == c.ring) {
             slot = 0;
             phase ^= 1;
@@ -156,6 +156,12 @@ __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock
 }
 __device__ __forceinline__ void expect_stage(uint32_t barrier) {
     barrier_expect(barrier, STAGE);
+}
+// Queues the copy of so many neighbouring bytes, a multiple of 16, which stay in the second-level cache as `policy` has it.
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(barrier), "l"(policy)
+                 : "memory");
 }
 // Ways for what is copied in the second-level cache: it is to stay there, or to give way.
 __device__ __forceinline__ uint64_t staying() {

@@ -19,8 +19,9 @@ struct PredictorArgs {
     const bf16* gains;        // [layers][2][HIDDEN], and the final norm
     const bf16* qk_norm;      // [layers][2][HEAD]
     const float2* turns;      // [POSITIONS][HEAD / 2]: sine and cosine
-    uint4* hops;              // see Hops
-    const bf16* keys;         // the predictor's cache
+    const float* frequencies; // [HEAD / 2]: what these are made of
+    uint4* hops;              // see Hops and Handed
+    bf16* keys;               // the predictor's cache
     bf16* values;
     const uint32_t* pages;    // [rows, max_pages]
     const float* x;           // [rows, HIDDEN]: input of the first pass
@@ -60,9 +61,7 @@ __device__ __forceinline__ void copy_weights(const PredictorArgs& a, const Clock
         const unsigned char* from = reinterpret_cast<const unsigned char*>(head ? a.heads : a.body) + (at * BLOCKS + blockIdx.x) * STAGE;
         const bool keep = !head && (s + 1) * a.kept / body != s * a.kept / body;
         expect_stage(barrier);
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(STAGE),
-                     "r"(barrier), "l"(keep ? last : first)
-                     : "memory");
+        copy_bytes(to, from, STAGE, barrier, keep ? last : first);
     });
 }
 

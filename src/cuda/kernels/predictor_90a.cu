@@ -126,11 +126,7 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
 
     if (attends) keys_of_first<R>(a, hops, j, team);
     if (picks) {
-        if (threadIdx.x == 0) {
-            picking.row.slot = NONE;
-            if (row_here < a.count) picking.row = a.rows[row_here];
-            if (picking.row.slot != NONE) picking.params = a.params[picking.row.slot];
-        }
+        begin_picking(a, picking, row_here);
         if (threadIdx.x < BLOCKS) {
             float v[8];
             const float* x = a.x + static_cast<size_t>(min(row_here, a.count - 1)) * HIDDEN + threadIdx.x * 8;
@@ -221,7 +217,10 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, Shared<R>& s, Pi
         rows_of_warp([&](int, int row) { send_pairs<16>(hops + H::LOGITS + (row * BLOCKS + b) * 8 + lane, wide(row, lane % 16), lane, epoch); });
         have_read();
         if (picks) {
-            const int code = pick_code<R>(a, clock, picking, hops, row_here, pass, epoch);
+            const int code = pick_code(a, picking, row_here, pass, [&](float(&raw)[EACH]) {
+                receive<4>(clock, epoch, hops + H::LOGITS + (row_here * (CODES / 8) + threadIdx.x) * 4, [](int i) { return i; },
+                           [&](int i, const Packet& q) { raw[2 * i] = __uint_as_float(q.x), raw[2 * i + 1] = __uint_as_float(q.y); });
+            });
             if (pass + 1 < a.passes && threadIdx.x < BLOCKS) {
                 float v[8];
                 const bf16* table = reinterpret_cast<const bf16*>(a.narrowed[pass]) + static_cast<size_t>(code) * HIDDEN;

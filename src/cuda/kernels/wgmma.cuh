@@ -58,6 +58,14 @@ __device__ __forceinline__ uint64_t operand(uint32_t at) {
     return static_cast<uint64_t>((at & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+// The operand that begins `further` bytes behind `at`, inside of 128 bytes.
+__device__ __forceinline__ uint64_t operand(uint32_t at, uint32_t further) {
+    const uint32_t low = ((at & 0x3FFFF) >> 4 | 1u << 16) + further / 16;
+    uint64_t both;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(1u << 30 | 64u));
+    return both;
+}
+
 // Pieces of 16 bytes, eight to a block of 128 bytes, unshuffled: `lead` and `stride` bytes from block to block.
 __device__ __forceinline__ uint64_t operand_of_blocks(uint32_t at, uint32_t lead, uint32_t stride) {
     return static_cast<uint64_t>((at & 0x3FFFF) >> 4) | static_cast<uint64_t>(lead >> 4) << 16 | static_cast<uint64_t>(stride >> 4) << 32;
@@ -78,6 +86,10 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 8][4], uint64_t a, uint64_t b);
 
+// The same, or d = a b where it `begins`.
+template <int N>
+__device__ __forceinline__ void wgmma_from(float (&d)[N / 8][4], uint64_t a, uint64_t b, bool begins);
+
 // The same of F16.
 template <int N>
 __device__ __forceinline__ void wgmma_half(float (&d)[N / 8][4], uint64_t a, uint64_t b);
@@ -92,10 +104,16 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[N / 8][4], const uint32_t 
 #define WGMMA_SUMS(I) WGMMA_FOUR(I), WGMMA_FOUR(I + 1), WGMMA_FOUR(I + 2), WGMMA_FOUR(I + 3)
 #define WGMMA_NAMES_4 "%0,%1,%2,%3"
 #define WGMMA_SUMS_4 WGMMA_FOUR(0)
+#define WGMMA_NAMES_8 WGMMA_NAMES_4 ",%4,%5,%6,%7"
+#define WGMMA_SUMS_8 WGMMA_SUMS_4, WGMMA_FOUR(1)
+#define WGMMA_NAMES_12 WGMMA_NAMES_8 ",%8,%9,%10,%11"
+#define WGMMA_SUMS_12 WGMMA_SUMS_8, WGMMA_FOUR(2)
 #define WGMMA_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define WGMMA_SUMS_16 WGMMA_SUMS(0)
 #define WGMMA_NAMES_32 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_SUMS_32 WGMMA_SUMS_16, WGMMA_SUMS(4)
+#define WGMMA_NAMES_24 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define WGMMA_SUMS_24 WGMMA_SUMS_16, WGMMA_FOUR(4), WGMMA_FOUR(5)
 #define WGMMA_NAMES_48 WGMMA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WGMMA_SUMS_48 WGMMA_SUMS_32, WGMMA_SUMS(8)
 #define WGMMA_NAMES_64 WGMMA_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -121,6 +139,20 @@ WGMMA_OF(wgmma, 64, "bf16", 32, 32, 33)
 WGMMA_OF(wgmma, 128, "bf16", 64, 64, 65)
 WGMMA_OF(wgmma, 256, "bf16", 128, 128, 129)
 WGMMA_OF(wgmma_half, 96, "f16", 48, 48, 49)
+#define WGMMA_FROM(N, SUMS, A, B, ADDS)                                                                                        \
+    template <>                                                                                                                \
+    __device__ __forceinline__ void wgmma_from<N>(float (&d)[N / 8][4], uint64_t a, uint64_t b, bool begins) {                 \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N                      \
+                     "k16.f32.bf16.bf16 {" WGMMA_NAMES_##SUMS "}, %" #A ", %" #B ", p, 1, 1, 0, 0; }"                          \
+                     : WGMMA_SUMS_##SUMS                                                                                       \
+                     : "l"(a), "l"(b), "r"(begins ? 0 : 1));                                                                   \
+    }
+WGMMA_FROM(8, 4, 4, 5, 6)
+WGMMA_FROM(16, 8, 8, 9, 10)
+WGMMA_FROM(24, 12, 12, 13, 14)
+WGMMA_FROM(32, 16, 16, 17, 18)
+WGMMA_FROM(48, 24, 24, 25, 26)
+WGMMA_FROM(64, 32, 32, 33, 34)
 #define WGMMA_ROWS_OF(N, ACROSS, SUMS, A0, A1, A2, A3, B)                                                                      \
     template <>                                                                                                                \
     __device__ __forceinline__ void wgmma_rows<N, ACROSS>(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {          \
@@ -137,11 +169,18 @@ WGMMA_ROWS_OF(160, 0, 80, 80, 81, 82, 83, 84)
 WGMMA_ROWS_OF(64, 1, 32, 32, 33, 34, 35, 36)
 WGMMA_ROWS_OF(8, 1, 4, 4, 5, 6, 7, 8)
 #undef WGMMA_OF
+#undef WGMMA_FROM
 #undef WGMMA_ROWS_OF
 #undef WGMMA_FOUR
 #undef WGMMA_SUMS
 #undef WGMMA_NAMES_4
 #undef WGMMA_SUMS_4
+#undef WGMMA_NAMES_8
+#undef WGMMA_SUMS_8
+#undef WGMMA_NAMES_12
+#undef WGMMA_SUMS_12
+#undef WGMMA_NAMES_24
+#undef WGMMA_SUMS_24
 #undef WGMMA_NAMES_16
 #undef WGMMA_SUMS_16
 #undef WGMMA_NAMES_32

@@ -205,7 +205,7 @@ impl Frames {
             prompts: Vec::new(),
             constants: Vec::new(),
             persistent: match options.persistent {
-                Some(limit) => Persistent::new(net, limit, stream)?,
+                Some(limit) => Persistent::new(net, batch, limit, stream)?,
                 None => None,
             },
         };

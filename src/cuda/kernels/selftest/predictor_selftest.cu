@@ -1,5 +1,6 @@
-// The persistent predictor against the kernels of the graph: codes, status, sums of embeddings and the last logits bit by
-// bit, for numbers of rows up to 16 and all ways to sample; a wait in vain; and what both take.
+// The persistent predictors against the kernels of the graph: codes, status, sums of embeddings and the last logits bit by
+// bit, for numbers of rows up to 128 and all ways to sample; a wait in vain; and what both take. (The graph here takes more
+// than 16 rows by sixteens: its time then says nothing.)
 //   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o predictor_selftest
 //     kernels/selftest/predictor_selftest.cu && ./predictor_selftest
 // `predictor_selftest stress [LAUNCHES [BESIDE [ROWS]]]` repeats both on the same input and tells each launch that gives other
@@ -9,12 +10,13 @@
 #include "sample.cu"
 #include "random.cu"
 #include "predictor_90a.cu"
+#include "predictor_many_90a.cu"
 #include "products.cuh"
 #include <atomic>
 #include <cstring>
 #include <thread>
 
-constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 16, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
+constexpr int LAYERS = 5, GROUPS_ALL = 16, PASSES = 15, OUTER = 2048, SLOTS = 128, OUT = 2 * GROUPS_ALL + 2, TIMES = 2 + 2 * GROUPS_ALL;
 
 struct Model {
     bf16 *qkv[LAYERS], *output[LAYERS], *gate_up[LAYERS], *down[LAYERS], *heads, *tables, *outer, *gains, *qk_norm, *keys, *values;
@@ -145,13 +147,26 @@ static Graph graph_of(const Model& m, int rows, int passes) {
 struct Persistent {
     PredictorArgs args;
     const void* kernel;
-    int shared, rows, logits_at;
+    int shared, rows, logits_at, stage, ring; // `ring`: its only size, if there is but one
+    size_t hops;
 };
-static Persistent persistent_of(const Model& m, int rows, const uint4* body, const uint4* heads, const float2* turns, const uint64_t* tables, const uint64_t* narrowed) {
+// Weights as each kind of kernel takes them, and tables.
+struct Weights2 {
+    uint4 *body, *heads;
+};
+struct Loaded {
+    Weights2 few, many;
+    const float2* turns;
+    const uint64_t *tables, *narrowed;
+};
+static Persistent persistent_of(const Model& m, int rows, const Loaded& of) {
+    const uint4 *body = rows > 16 ? of.many.body : of.few.body, *heads = rows > 16 ? of.many.heads : of.few.heads;
+    const float2* turns = of.turns;
+    const uint64_t *tables = of.tables, *narrowed = of.narrowed;
     Persistent p = {};
     p.rows = rows;
     PredictorArgs a = {};
-    a.body = body, a.heads = heads, a.gains = m.gains, a.qk_norm = m.qk_norm, a.turns = turns;
+    a.body = body, a.heads = heads, a.gains = m.gains, a.qk_norm = m.qk_norm, a.turns = turns, a.frequencies = m.frequencies;
     bf16 *keys = device<bf16>(LAYERS * CACHE_LAYER), *values = device<bf16>(LAYERS * CACHE_LAYER);
     CK(cudaMemcpy(keys, m.keys, LAYERS * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice));
     CK(cudaMemcpy(values, m.values, LAYERS * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice));
@@ -166,18 +181,37 @@ static Persistent persistent_of(const Model& m, int rows, const uint4* body, con
         p.kernel = (const void*)predictor_##R;    \
         p.shared = sizeof(Shared<R>);             \
         p.logits_at = Hops<R>::LOGITS;            \
-        a.hops = device<uint4>(Hops<R>::SIZE);    \
+        p.hops = Hops<R>::SIZE * 16;              \
+        p.stage = STAGE;                          \
     }
     WAY(1) WAY(2) WAY(4) WAY(8) WAY(16)
+#define MANY_WAY(R)                                    \
+    if (rows > R / 2 && rows <= R) {                   \
+        p.kernel = (const void*)predictor_many_##R;    \
+        p.shared = Rings<R>::ROWS + sizeof(RowShared); \
+        p.ring = Rings<R>::WEIGHTS;                    \
+        p.logits_at = Handed<R>::LOGITS;               \
+        p.hops = Handed<R>::SIZE;                      \
+        p.stage = PIECE;                               \
+    }
+    MANY_WAY(32) MANY_WAY(64) MANY_WAY(128)
+    a.hops = (uint4*)device<char>(p.hops);
     a.count = rows;
     p.args = a;
     return p;
 }
-static int most_ring(const Persistent& p, int kb) { return std::min(16, (kb * 1024 - p.shared - 1100) / STAGE); }
+static int most_ring(const Persistent& p, int kb) { return p.ring > 0 ? p.ring : std::min(8, (kb * 1024 - p.shared - 1100) / p.stage); }
+static std::vector<float> logits_of(const Persistent& p, int row) {
+    if (p.stage != STAGE) return down((const float*)((const char*)p.args.hops + p.logits_at) + (size_t)row * CODES, CODES);
+    const std::vector<uint4> q = down(p.args.hops + p.logits_at + (size_t)row * CODES / 2, CODES / 2);
+    std::vector<float> all(CODES);
+    for (int i = 0; i < CODES; ++i) memcpy(&all[i], i % 2 == 0 ? &q[i / 2].x : &q[i / 2].y, 4);
+    return all;
+}
 static void run(const Persistent& p, int ring, PredictorArgs with) {
     PredictorArgs a = p.args;
     a.kept = with.kept, a.copying = {ring, with.copying.flight, with.copying.pace}, a.limit = with.limit, a.passes = with.passes;
-    launch_together(p.kernel, BLOCKS, COMPUTING + 128, ring * STAGE + p.shared, a);
+    launch_together(p.kernel, BLOCKS, COMPUTING + 128, ring * p.stage + p.shared, a);
 }
 
 template <class F>
@@ -257,12 +291,15 @@ int main(int argc, char** argv) {
     uint4 *body = device<uint4>((size_t)LAYERS * LAYER_STAGES * BLOCKS * 1024), *heads = device<uint4>((size_t)PASSES * HEAD_STAGES * BLOCKS * 1024);
     for (int l = 0; l < LAYERS; ++l) pack_predictor<<<1024, 256, 0, st>>>({m.qkv[l], m.output[l], m.gate_up[l], m.down[l], nullptr, body + (size_t)l * LAYER_STAGES * BLOCKS * 1024});
     for (int p = 0; p < PASSES; ++p) pack_predictor<<<1024, 256, 0, st>>>({nullptr, nullptr, nullptr, nullptr, m.heads + (size_t)p * CODES * HIDDEN, heads + (size_t)p * HEAD_STAGES * BLOCKS * 1024});
+    uint4 *many_body = (uint4*)device<char>((size_t)LAYERS * BLOCKS * MANY_BYTES), *many_heads = (uint4*)device<char>((size_t)PASSES * BLOCKS * MANY_HEAD_STAGES * PIECE);
+    for (int l = 0; l < LAYERS; ++l) pack_predictor_many<<<1024, 256, 0, st>>>({m.qkv[l], m.output[l], m.gate_up[l], m.down[l], nullptr, many_body + (size_t)l * BLOCKS * MANY_BYTES / 16});
+    for (int p = 0; p < PASSES; ++p) pack_predictor_many<<<1024, 256, 0, st>>>({nullptr, nullptr, nullptr, nullptr, m.heads + (size_t)p * CODES * HIDDEN, many_heads + (size_t)p * BLOCKS * MANY_HEAD_STAGES * PIECE / 16});
     float2* turns = device<float2>(POSITIONS * 64);
     turn_predictor<<<POSITIONS, 64, 0, st>>>(m.frequencies, turns);
     CK(cudaGetLastError());
     std::vector<uint64_t> addresses, narrow;
     for (int p = 0; p < PASSES; ++p) addresses.push_back((uint64_t)(m.outer + (size_t)p * CODES * OUTER)), narrow.push_back((uint64_t)(m.tables + (size_t)p * CODES * HIDDEN));
-    const uint64_t *tables = up(addresses), *narrowed = up(narrow);
+    const Loaded loaded = {{body, heads}, {many_body, many_heads}, turns, up(addresses), up(narrow)};
     CK(cudaDeviceSynchronize());
 
     int bad = 0;
@@ -290,11 +327,11 @@ int main(int argc, char** argv) {
         head.out = (uint64_t)other.out;
         other.head = up(std::vector<StepHead>{head});
         const Graph beside = graph_of(other, SLOTS, PASSES);
-        for (int rows : {1, 2, 4, 8, 16}) {
+        for (int rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
             if (only != 0 && rows != only) continue;
-            const Persistent p = persistent_of(m, rows, body, heads, turns, tables, narrowed);
+            const Persistent p = persistent_of(m, rows, loaded);
             const Graph g = graph_of(m, rows, PASSES);
-            const int ring = std::min(8, most_ring(p, 150));
+            const int ring = most_ring(p, 150);
             const cudaGraphExec_t one = captured([&] { run(p, ring, p.args); });
             CK(cudaGraphLaunch(g.exec, st));
             const auto want = state(rows);
@@ -332,12 +369,14 @@ int main(int argc, char** argv) {
         }
         return bad != 0;
     }
-    const bool only_times = argc > 1;
-    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16}) {
-        const Persistent p = persistent_of(m, rows, body, heads, turns, tables, narrowed);
-        const int ring = std::min(8, most_ring(p, 150));
+    const bool only_times = argc > 1 && strcmp(argv[1], "times") == 0;
+    const int from = argc > 2 ? atoi(argv[2]) : 0;
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 24, 32, 33, 48, 64, 65, 100, 128}) {
+        if (rows < from) continue;
+        const Persistent p = persistent_of(m, rows, loaded);
+        const int ring = most_ring(p, 150);
         for (int passes : {2, 3, PASSES}) {
-            if (only_times || (passes < PASSES && rows > 2)) continue;
+            if (only_times || (passes < PASSES && rows > 2 && rows != 17)) continue;
             const Graph g = graph_of(m, rows, passes);
             state(rows);
             CK(cudaGraphLaunch(g.exec, st));
@@ -346,19 +385,16 @@ int main(int argc, char** argv) {
             for (int again = 0; again < 3; ++again) {
                 PredictorArgs with = p.args;
                 with.passes = passes;
+                if (again == 0) CK(cudaMemset(p.args.hops, 0, p.hops)); // counts are those of launches of as many passes
                 if (again == 1) with.kept = 0, with.copying.pace = 0, with.copying.flight = 16;
-                run(p, again == 2 ? std::max(2, ring - 2) : ring, with);
+                run(p, again == 2 && p.stage == STAGE ? std::max(2, ring - 2) : ring, with);
                 const auto got = state(rows);
                 size_t codes = 0, sums = 0, words = 0;
                 for (int i = 0; i < rows * OUT; ++i) codes += got.out[i] != want.out[i];
                 for (size_t i = 0; i < got.codec.size(); ++i) sums += memcmp(&got.codec[i], &want.codec[i], 4) != 0;
                 for (int r = 0; r < rows; ++r) {
-                    const uint4* hops = p.args.hops + p.logits_at + (size_t)r * CODES / 2;
-                    const std::vector<uint4> q = down(hops, CODES / 2);
-                    for (int i = 0; i < CODES; ++i) {
-                        const uint32_t w = i % 2 == 0 ? q[i / 2].x : q[i / 2].y;
-                        words += memcmp(&w, &logits[(size_t)r * CODES + i], 4) != 0;
-                    }
+                    const std::vector<float> own = logits_of(p, r);
+                    for (int i = 0; i < CODES; ++i) words += memcmp(&own[i], &logits[(size_t)r * CODES + i], 4) != 0;
                 }
                 const bool wrong = codes + sums + words > 0 || *m.stalled != 0;
                 bad += wrong;
@@ -379,8 +415,8 @@ int main(int argc, char** argv) {
         float best = 1e9f;
         PredictorArgs with = p.args, chosen = with;
         for (int kept : {0, 16, 20})
-            for (int flight : {2, 3, 4})
-                for (int pace : {0, 700, 800, 900, 1000}) {
+            for (int flight : {2, 3, 4, 6, 8})
+                for (int pace : {0, 350, 450, 700, 800, 900, 1000}) {
                     with.kept = kept, with.copying.flight = flight, with.copying.pace = pace;
                     const float us = us_of_pass(6, [&] { run(p, ring, with); });
                     if (us < best) best = us, chosen = with;
@@ -392,7 +428,7 @@ int main(int argc, char** argv) {
         CK(cudaMemcpy(m.params, ways.data(), SLOTS * sizeof(SlotParams), cudaMemcpyHostToDevice));
     }
     // Blocks that wait too long: the launch ends, and says so.
-    const Persistent p = persistent_of(m, 2, body, heads, turns, tables, narrowed);
+    const Persistent p = persistent_of(m, 2, loaded);
     PredictorArgs with = p.args;
     for (uint32_t limit : {0u, 1u << 30}) {
         with.limit = limit;

@@ -1,4 +1,5 @@
-// Products as the graph of a talker queues them for up to 16 rows: what persistent kernels are compared with.
+// Products as the graph of a talker queues them for up to 16 rows, by sixteens for more: what persistent kernels are compared
+// with.
 #pragma once
 
 #include "linear.cu"
@@ -11,6 +12,15 @@ inline void queue_product(Mode mode, const bf16* w, const void* in, const bf16* 
     if (rows > 8 && gain != nullptr) {
         launch_overlapping(rms_norm_bf16, dim3(rows), 256, 0, (const float*)in, gain, ready, rows, inputs, 1e-6f);
         a.x = ready, a.gain = nullptr;
+    }
+    if (rows > 16) {
+        // A row's bits do not depend on those beside it.
+        const int wide = mode == STORE || mode == SILU_MUL ? 2 : 4;
+        for (int from = 0; from < rows; from += 16) {
+            queue_product(mode, w, static_cast<const bf16*>(a.x) + (size_t)from * inputs, nullptr, static_cast<char*>(y) + (size_t)from * a.ldy * wide,
+                          std::min(16, rows - from), outputs, inputs);
+        }
+        return;
     }
     const dim3 grid(outputs / 16);
 #define PICK(N) (rows > 8 ? linear_few1x2_##N : gain ? linear_small_norm_##N : linear_small_##N)

@@ -1,5 +1,5 @@
-//! Launches whose blocks stay on the GPU together and wait for each other, for few sequences on Hopper, in bf16 and with the
-//! sizes of published talkers: the layers in one launch, and the code predictor's passes behind the first one in another.
+//! Launches whose blocks stay on the GPU together and wait for each other, on Hopper, in bf16 and with the sizes of published
+//! talkers: the layers for few sequences in one launch, and the code predictor's passes behind the first one in another.
 //! Everything else takes the kernels of the graph one by one, and gets the same bits.
 
 mod layers;
@@ -50,12 +50,23 @@ pub(super) struct Stalled {
     limit: Duration,
 }
 
-/// A kernel for so many sequences: `sizeof(Shared)` and `Hops::SIZE` of it, in bytes.
+/// A kernel for so many sequences: bytes of its shared memory behind the ring of weights, and of what blocks hand to each
+/// other; and that ring.
 struct Sizes {
     rows: usize,
     name: &'static str,
     shared: usize,
     hops: usize,
+    ring: RingSize,
+}
+
+/// Pieces of weights that a block holds.
+#[derive(Clone, Copy)]
+enum RingSize {
+    /// As many of [`STAGE`] bytes as find room.
+    Fitting,
+    /// So many, of so many bytes.
+    Of(usize, usize),
 }
 
 /// The kernels of a kind, by the sequences that they take, ascending.
@@ -89,12 +100,17 @@ struct Limits {
 }
 
 impl Persistent {
-    /// Room and what it holds, where the GPU, the config and the device's other users allow it. `limit`: the longest time
-    /// of a launch.
+    /// Room and what it holds, where the GPU, the config and the device's other users allow it. `most`: sequences of a
+    /// step. `limit`: the longest time of a launch.
     ///
     /// # Errors
     /// What the driver says; a device without room for it is no error.
-    pub fn new(net: &TalkerNet, limit: Duration, stream: &Stream) -> Result<Option<Persistent>, CudaError> {
+    pub fn new(
+        net: &TalkerNet,
+        most: usize,
+        limit: Duration,
+        stream: &Stream,
+    ) -> Result<Option<Persistent>, CudaError> {
         let gpu = &net.gpu;
         let device = gpu.is_hopper() && gpu.multiprocessors() as usize >= BLOCKS;
         if !device || net.precision != Precision::Bf16 {
@@ -117,7 +133,7 @@ impl Persistent {
             let limits = Limits { cycles: cycles.min(MOST_CYCLES) as u32, stalled: word.device_at(0) };
             let made = Persistent {
                 layers: layers.map(|of| Layers::new(net, &of, limits, stream)).transpose()?,
-                predictor: predictor.map(|of| Predictor::new(net, &of, limits, stream)).transpose()?,
+                predictor: predictor.map(|of| Predictor::new(net, &of, most, limits, stream)).transpose()?,
                 stalled: Arc::new(Stalled { word, limit }),
                 _only: only,
             };
@@ -131,12 +147,7 @@ impl Persistent {
             }
             Ok(made) => {
                 let [layers, predictor] = made.has();
-                tracing::info!(
-                    layers,
-                    predictor,
-                    limit_ms = limit.as_millis() as u64,
-                    "kernels stay on the GPU for few sequences"
-                );
+                tracing::info!(layers, predictor, limit_ms = limit.as_millis() as u64, "kernels stay on the GPU");
                 Ok(Some(made))
             }
             Err(error) => Err(error),
@@ -186,14 +197,18 @@ impl Stalled {
 }
 
 impl Sizes {
-    /// Pieces of weights that a block has room for.
-    fn ring(&self) -> usize {
-        ((SHARED - STATIC - self.shared) / STAGE).min(MOST_RING)
+    /// Pieces of weights in a block's ring, and the bytes of one.
+    fn ring(&self) -> (usize, usize) {
+        match self.ring {
+            RingSize::Fitting => (((SHARED - STATIC - self.shared) / STAGE).min(MOST_RING), STAGE),
+            RingSize::Of(pieces, bytes) => (pieces, bytes),
+        }
     }
 
     /// Dynamic shared memory of a block, in bytes.
     fn dynamic(&self) -> usize {
-        self.ring() * STAGE + self.shared
+        let (pieces, bytes) = self.ring();
+        pieces * bytes + self.shared
     }
 }
 
@@ -225,13 +240,15 @@ impl Launches {
 }
 
 impl Copying {
-    /// For `ring` stages. `share` of the memory's rate is what they are asked for at: faster, they slow what blocks tell
-    /// each other.
-    fn new(gpu: &Gpu, ring: usize, share: f64) -> Result<Copying, CudaError> {
-        let piece = (BLOCKS * STAGE) as f64 / (gpu.memory_rate()? * share);
-        let pace = ((piece * gpu.clock_rate()?) as i32).min(MOST_PACE);
+    /// For a ring of so many pieces of so many bytes. `share` of the memory's rate is what they are asked for at: faster,
+    /// they slow what blocks tell each other.
+    fn new(gpu: &Gpu, (ring, bytes): (usize, usize), share: f64) -> Result<Copying, CudaError> {
+        let cycles = (BLOCKS * bytes) as f64 / (gpu.memory_rate()? * share) * gpu.clock_rate()?;
+        let pace = (cycles as i32).min(MOST_PACE * bytes as i32 / STAGE as i32);
         // A slower memory is full with fewer.
-        Ok(Copying { ring: ring as i32, flight: if pace < 900 { 3 } else { 2 }, pace })
+        let of_stage = cycles * (STAGE / bytes) as f64;
+        let stages = if of_stage < 900.0 { 3 } else { 2 };
+        Ok(Copying { ring: ring as i32, flight: stages * (STAGE / bytes) as i32, pace })
     }
 }
 
@@ -253,15 +270,16 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// That the source has these kernels, and blocks of all of them find room for so many pieces of weights.
-    pub fn fit(kernels: &[Sizes], source: &str, rings: &[usize]) {
+    /// That the source has these kernels, and blocks of all of them find room in `shared` bytes for so many pieces of
+    /// weights.
+    pub fn fit(kernels: &[Sizes], shared: usize, source: &str, rings: &[usize]) {
         for sizes in kernels {
-            assert!(sizes.dynamic() + STATIC <= SHARED, "{}", sizes.name);
-            let (kind, rows) = sizes.name.split_once('_').unwrap();
+            assert!(sizes.dynamic() + STATIC <= shared, "{}", sizes.name);
+            let (kind, rows) = sizes.name.rsplit_once('_').unwrap();
             assert!(source.contains(&format!("\n{}({rows})\n", kind.to_uppercase())), "{}", sizes.name);
             assert_eq!(rows.parse(), Ok(sizes.rows));
         }
-        assert_eq!(kernels.iter().map(Sizes::ring).collect::<Vec<_>>(), rings);
+        assert_eq!(kernels.iter().map(|sizes| sizes.ring().0).collect::<Vec<_>>(), rings);
         assert!(kernels.is_sorted_by_key(|sizes| sizes.rows));
     }
 

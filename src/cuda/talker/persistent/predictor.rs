@@ -1,13 +1,14 @@
-//! The passes of the code predictor behind the first one as one launch: see `kernels/predictor_90a.cu`.
+//! The passes of the code predictor behind the first one as one launch: see `kernels/predictor_90a.cu` for up to 16 sequences,
+//! and `kernels/predictor_many_90a.cu` for more.
 
-use super::{BLOCKS, Copying, Launches, Limits, STAGE, Sizes, stacked};
-use crate::CudaError;
+use super::{BLOCKS, Copying, Launches, Limits, RingSize, STAGE, Sizes, stacked};
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
 use crate::kernel::{Shape, kernel_args};
 use crate::stream::Stream;
 use crate::talker::net::TalkerNet;
 use crate::weights::{Weight, element_size};
+use crate::{CudaError, Gpu};
 use omni_config::Precision;
 use omni_model::hf::DecoderConfig;
 
@@ -34,6 +35,12 @@ const KERNELS: [Sizes; 5] = [
     sizes(8, "predictor_8"),
     sizes(16, "predictor_16"),
 ];
+/// The kernels for more, and what `kernels/predictor_many.cuh` says of their weights.
+const MANY: [Sizes; 3] =
+    [many(32, "predictor_many_32"), many(64, "predictor_many_64"), many(128, "predictor_many_128")];
+const PIECE: usize = 8192;
+const MANY_BYTES: usize = 245_760;
+const MANY_HEAD_STAGES: usize = 4;
 /// Pieces of a pass that are to stay in the second-level cache.
 const KEPT: i32 = 16;
 /// The share of the memory's rate at which pieces are asked for.
@@ -41,16 +48,24 @@ const SHARE: f64 = 0.9;
 
 /// Everything that its launches share.
 pub(in crate::talker) struct Predictor {
-    launches: Launches,
-    body: Buffer<u8>,
-    heads: Buffer<u8>,
+    few: Packed,
+    /// Where a step may have more sequences than those of `few` take.
+    many: Option<Packed>,
     gains: Buffer<u8>,
     qk_norm: Buffer<u8>,
     turns: Buffer<f32>,
+    frequencies: u64,
     tables: Buffer<u64>,
     narrowed: Buffer<u64>,
     limits: Limits,
     numbers: Numbers,
+}
+
+/// Kernels, and weights in the order in which they take them: of layers, and of heads.
+struct Packed {
+    launches: Launches,
+    body: Buffer<u8>,
+    heads: Buffer<u8>,
 }
 
 /// Plain numbers of [`Args`].
@@ -85,6 +100,7 @@ struct Args {
     gains: u64,
     qk_norm: u64,
     turns: u64,
+    frequencies: u64,
     hops: u64,
     keys: u64,
     values: u64,
@@ -126,35 +142,25 @@ struct PackArgs {
 }
 
 impl Predictor {
-    /// Room, and weights packed from those of `layers`.
+    /// Room, and weights packed from those of `layers`, for steps of up to `most` sequences.
     ///
     /// # Errors
     /// What the driver says.
     pub(super) fn new(
         net: &TalkerNet,
         layers: &[DenseLayer<'_>],
+        most: usize,
         limits: Limits,
         stream: &Stream,
     ) -> Result<Predictor, CudaError> {
         let (gpu, predictor, config) = (&net.gpu, &net.predictor, &net.config.predictor);
         let what = "persistent kernels";
         let passes = predictor.heads.len();
-        let body = gpu.alloc(what, layers.len() * LAYER_STAGES * BLOCKS * STAGE)?;
-        let heads = gpu.alloc(what, passes * HEAD_STAGES * BLOCKS * STAGE)?;
-        let pack = gpu.kernel("pack_predictor")?;
-        let packed = |args: PackArgs| {
-            // SAFETY: the argument is `PackArgs`, with addresses of weights of the sizes that `served` has seen.
-            unsafe { pack.launch(stream, Shape::new(1024, 256), kernel_args![args]) }
+        let heads: Vec<u64> = predictor.heads.iter().map(|head| head.weight().address()).collect();
+        let pack = |name, kernels: &[Sizes], of_layer, of_head| -> Result<Packed, CudaError> {
+            let launches = Launches::new(gpu, kernels, SHARE)?;
+            Packed::new(gpu, stream, (name, launches), (layers, of_layer), (&heads, of_head))
         };
-        for (i, layer) in layers.iter().enumerate() {
-            let [qkv, output, gate_up, down] =
-                [layer.qkv, layer.output, layer.gate_up, layer.down].map(|linear| linear.weight().address());
-            packed(PackArgs { qkv, output, gate_up, down, head: 0, to: body.at(i * LAYER_STAGES * BLOCKS * STAGE) })?;
-        }
-        for (pass, head) in predictor.heads.iter().enumerate() {
-            let to = heads.at(pass * HEAD_STAGES * BLOCKS * STAGE);
-            packed(PackArgs { qkv: 0, output: 0, gate_up: 0, down: 0, head: head.weight().address(), to })?;
-        }
         let norms = layers.iter().flat_map(|layer| layer.norms).chain([predictor.stack.final_norm()]);
         let head_norms = layers.iter().flat_map(|layer| layer.head_norms);
         let turns = gpu.alloc(what, POSITIONS * HEAD)?;
@@ -167,12 +173,14 @@ impl Predictor {
         let narrowed: Vec<u64> = (1..=passes).map(|group| predictor.narrowed(group, net.table.address())).collect();
         let tables: Vec<u64> = predictor.tables.iter().map(Weight::address).collect();
         Ok(Predictor {
-            launches: Launches::new(gpu, &KERNELS, SHARE)?,
+            few: pack("pack_predictor", &KERNELS, LAYER_STAGES * STAGE, HEAD_STAGES * STAGE)?,
+            many: (most > KERNELS[KERNELS.len() - 1].rows)
+                .then(|| pack("pack_predictor_many", &MANY, MANY_BYTES, MANY_HEAD_STAGES * PIECE))
+                .transpose()?,
             gains: stacked(gpu, stream, norms)?,
             qk_norm: stacked(gpu, stream, head_norms)?,
-            body,
-            heads,
             turns,
+            frequencies,
             tables: gpu.upload(what, &tables)?,
             narrowed: gpu.upload(what, &narrowed)?,
             limits,
@@ -190,15 +198,18 @@ impl Predictor {
     /// # Errors
     /// What the driver says.
     pub fn queue(&self, stream: &Stream, step: &Step<'_>) -> Result<bool, CudaError> {
-        let Some(launch) = self.launches.fitting(step.count) else { return Ok(false) };
+        let mut all = std::iter::once(&self.few).chain(&self.many);
+        let found = all.find_map(|packed| Some((packed, packed.launches.fitting(step.count)?)));
+        let Some((packed, launch)) = found else { return Ok(false) };
         let numbers = self.numbers;
         let [keys, values] = step.cache.buffers();
         let args = Args {
-            body: self.body.address(),
-            heads: self.heads.address(),
+            body: packed.body.address(),
+            heads: packed.heads.address(),
             gains: self.gains.address(),
             qk_norm: self.qk_norm.address(),
             turns: self.turns.address(),
+            frequencies: self.frequencies,
             hops: launch.hops.address(),
             keys: keys.address(),
             values: values.address(),
@@ -233,6 +244,35 @@ impl Predictor {
     }
 }
 
+impl Packed {
+    /// Packs the weights of layers and heads, of which a block has so many bytes each.
+    fn new(
+        gpu: &Gpu,
+        stream: &Stream,
+        (pack, launches): (&'static str, Launches),
+        (layers, of_layer): (&[DenseLayer<'_>], usize),
+        (heads, of_head): (&[u64], usize),
+    ) -> Result<Packed, CudaError> {
+        let room = |bytes| gpu.alloc("persistent kernels", bytes * BLOCKS);
+        let (body, all_heads) = (room(layers.len() * of_layer)?, room(heads.len() * of_head)?);
+        let pack = gpu.kernel(pack)?;
+        let packed = |args: PackArgs| {
+            // SAFETY: the argument is `PackArgs`, with addresses of weights of the sizes that `served` has seen.
+            unsafe { pack.launch(stream, Shape::new(1024, 256), kernel_args![args]) }
+        };
+        for (i, layer) in layers.iter().enumerate() {
+            let [qkv, output, gate_up, down] =
+                [layer.qkv, layer.output, layer.gate_up, layer.down].map(|linear| linear.weight().address());
+            packed(PackArgs { qkv, output, gate_up, down, head: 0, to: body.at(i * of_layer * BLOCKS) })?;
+        }
+        for (pass, head) in heads.iter().enumerate() {
+            let to = all_heads.at(pass * of_head * BLOCKS);
+            packed(PackArgs { qkv: 0, output: 0, gate_up: 0, down: 0, head: *head, to })?;
+        }
+        Ok(Packed { launches, body, heads: all_heads })
+    }
+}
+
 /// The layers of the predictor, if the kernels take it.
 pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
     let (predictor, config) = (&net.predictor, &net.config.predictor);
@@ -249,11 +289,19 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
 /// `sizeof(Shared<rows>)` and `Hops<rows>::SIZE` of the kernels.
 const fn sizes(rows: usize, name: &'static str) -> Sizes {
     let shared = if rows > 8 { 81168 } else { 1792 + 8640 * rows };
-    Sizes { rows, name, shared, hops: 16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048)) }
+    let hops = 16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048));
+    Sizes { rows, name, shared, hops, ring: RingSize::Fitting }
+}
+
+/// `sizeof(RowShared)` and `Rings<rows>::ROWS`, `Handed<rows>::SIZE` and `Rings<rows>::WEIGHTS` of the kernels for many.
+const fn many(rows: usize, name: &'static str) -> Sizes {
+    let (of_rows, pieces) = if rows < 64 { (32 << 10, 13) } else { (64 << 10, 16) };
+    Sizes { rows, name, shared: of_rows + 10_752, hops: 4096 + rows * 61_440, ring: RingSize::Of(pieces, PIECE) }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::SHARED;
     use super::super::tests::{agree, fit};
     use super::*;
 
@@ -274,10 +322,16 @@ mod tests {
             ("MAX_LAYERS", MAX_LAYERS),
         ];
         agree(&[include_str!("../../kernels/predictor.cuh")], &ours);
+        let ours = [("PIECE", PIECE), ("MANY_BYTES", MANY_BYTES), ("MANY_HEAD_STAGES", MANY_HEAD_STAGES)];
+        agree(&[include_str!("../../kernels/predictor_many.cuh")], &ours);
     }
 
     #[test]
-    fn blocks_fit_beside_the_vocoders() {
-        fit(&KERNELS, include_str!("../../kernels/predictor_90a.cu"), &[8, 8, 7, 4, 4]);
+    fn blocks_of_few_fit_beside_the_vocoders() {
+        fit(&KERNELS, SHARED, include_str!("../../kernels/predictor_90a.cu"), &[8, 8, 7, 4, 4]);
+        let source = include_str!("../../kernels/predictor_many_90a.cu");
+        fit(&MANY[..1], SHARED, source, &[13]);
+        // What a block may have at most.
+        fit(&MANY[1..], 227 << 10, source, &[16, 16]);
     }
 }
