@@ -1,7 +1,7 @@
 //! The layers and the predictor that stay on the GPU, against the graph of kernels that they take the place of.
 
 use crate::gpu;
-use crate::talker::{Speech, options, requests_for_named, sizeable, speak};
+use crate::talker::{Request, Speech, options, requests_for_named, sizeable, speak};
 use candle_core::Device;
 use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
@@ -63,6 +63,18 @@ fn beside_copies<T>(gpu: &Gpu, speak: impl FnOnce() -> T) -> T {
     })
 }
 
+/// That the requests are spoken as `want` has them by so many at once, whatever runs beside them.
+fn says_the_same(gpu: &Gpu, talker: &mut CudaTalker, requests: &[Request], want: &[Speech], together: &[usize]) {
+    for together in together {
+        let quiet = speak(talker, requests, *together, 1000, 2);
+        let loaded = beside_copies(gpu, || speak(talker, requests, *together, 1000, 2));
+        for (i, want) in want.iter().enumerate() {
+            assert_eq!(&quiet[i], want, "request {i} of {together} at once");
+            assert_eq!(&loaded[i], want, "request {i} of {together} at once, beside copies");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn their_codes_are_those_of_the_graph_whatever_runs_beside_them() {
@@ -73,14 +85,7 @@ fn their_codes_are_those_of_the_graph_whatever_runs_beside_them() {
     let of_graph: Vec<Speech> = speak(&mut talker(&net, None), &requests, 16, 1000, 1);
     let mut talker = talker(&net, Some(TalkerOptions::PERSISTENT));
     assert_eq!(talker.persists(), [served(&gpu); 2]);
-    for together in [16, 13, 8, 5, 4, 3, 2, 1] {
-        let quiet = speak(&mut talker, &requests, together, 1000, 2);
-        let loaded = beside_copies(&gpu, || speak(&mut talker, &requests, together, 1000, 2));
-        for (i, want) in of_graph.iter().enumerate() {
-            assert_eq!(&quiet[i], want, "request {i} of {together} at once");
-            assert_eq!(&loaded[i], want, "request {i} of {together} at once, beside copies");
-        }
-    }
+    says_the_same(&gpu, &mut talker, &requests, &of_graph, &[16, 13, 8, 5, 4, 3, 2, 1]);
 }
 
 #[test]
@@ -97,14 +102,7 @@ fn the_codes_of_many_are_those_of_the_graph_whatever_runs_beside_them() {
     let of_graph: Vec<Speech> = speak(&mut many(None), &requests, 16, 1000, 1);
     let mut talker = many(Some(TalkerOptions::PERSISTENT));
     assert_eq!(talker.persists(), [served(&gpu); 2]);
-    for together in [128, 90, 64, 40, 32, 20] {
-        let quiet = speak(&mut talker, &requests, together, 1000, 2);
-        let loaded = beside_copies(&gpu, || speak(&mut talker, &requests, together, 1000, 2));
-        for (i, want) in of_graph.iter().enumerate() {
-            assert_eq!(&quiet[i], want, "request {i} of {together} at once");
-            assert_eq!(&loaded[i], want, "request {i} of {together} at once, beside copies");
-        }
-    }
+    says_the_same(&gpu, &mut talker, &requests, &of_graph, &[128, 90, 64, 40, 32, 20]);
 }
 
 #[test]

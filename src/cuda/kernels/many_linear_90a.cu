@@ -71,14 +71,6 @@ __device__ __forceinline__ bf16* leaving(unsigned char* dynamic) {
 
 __device__ __forceinline__ void meet_group() { asm volatile("bar.sync %0, 128;" ::"r"(1 + static_cast<int>(threadIdx.x) / 128) : "memory"); }
 
-template <int N>
-__device__ __forceinline__ void keep_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-template <int N>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-}
 [[maybe_unused]] constexpr int FEW_REGISTERS = 56, MANY_REGISTERS = 224; // of a thread that copies, and of one that multiplies
 
 // `filling`: arrivals that fill a piece; `emptying`: warps that take it.

@@ -215,10 +215,10 @@ __device__ __forceinline__ void stay(const Copying& copying, uint32_t limit, uns
     __syncthreads();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x >= COMPUTING) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        keep_registers<32>();
         if (threadIdx.x < COMPUTING + WARP) copy(clock, full, empty, data);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        take_registers<152>();
         const Ring<PLACE> ring = {full, empty, data + PLACE::own(warp, lane), 0, copying.ring, 0, clock};
         compute(ring, dynamic + copying.ring * STAGE);
     }

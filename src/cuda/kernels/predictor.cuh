@@ -45,6 +45,13 @@ struct PredictorArgs {
     uint32_t limit;           // cycles of a launch behind which nothing waits any more
 };
 
+// What is packed once, at loading.
+struct PackArgs {
+    const bf16 *qkv, *output, *gate_up, *down; // of a layer; null for a head
+    const bf16* head;
+    uint4* to;
+};
+
 // A lane's pieces of a stage lie 512 bytes apart.
 struct Packed {
     static __device__ __forceinline__ uint32_t of(uint32_t from, int h) { return from + h * 512; }

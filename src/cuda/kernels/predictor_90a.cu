@@ -250,10 +250,10 @@ __device__ __forceinline__ void predictor(const PredictorArgs& a) {
     if (threadIdx.x == 0) begin_ring(full, empty, a.copying.ring);
     __syncthreads();
     if (threadIdx.x >= COMPUTING) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        keep_registers<24>();
         if (threadIdx.x == COMPUTING) copy_weights(a, clock, full, empty, shared_at(dynamic));
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        take_registers<152>();
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         const Ring<Packed> ring = {full, empty, shared_at(dynamic) + warp * 2048 + lane * 16, 0, a.copying.ring, 0, clock};
         predict<R>(a, *reinterpret_cast<Shared<R>*>(dynamic + a.copying.ring * STAGE), picking, ring);
@@ -274,12 +274,6 @@ PREDICTOR(8)
 PREDICTOR(16)
 
 // ---- loading -------------------------------------------------------------------------------------------------------------
-
-struct PackArgs {
-    const bf16 *qkv, *output, *gate_up, *down; // of a layer; null for a head
-    const bf16* head;
-    uint4* to;
-};
 
 // A layer's weights, or a head's, in the order in which the blocks' warps take them. A piece of 512 bytes is 16 outputs by
 // half a step of 32 inputs as an instruction's first operand, or, of 8 outputs, a step as the second.

@@ -207,11 +207,11 @@ __device__ __forceinline__ void predictor_many(const PredictorArgs& a) {
     unsigned char* const hops = reinterpret_cast<unsigned char*>(a.hops);
     const Blocks<R> of = {hops, static_cast<int>(blockIdx.x) / TEAM, *reinterpret_cast<volatile uint32_t*>(hops), a.passes - a.first, a.layers};
     if (threadIdx.x >= COMPUTING) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        keep_registers<32>();
         if (threadIdx.x == COMPUTING) copy_many_weights(a, clock, weights.full, weights.empty, weights.data);
         if (threadIdx.x / WARP == COMPUTING / WARP + 1) copy_rows<R>(a, clock, of, rows);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        take_registers<152>();
         predict<R>(a, clock, of, *reinterpret_cast<RowShared*>(dynamic + Rings<R>::ROWS + Rings<R>::WEIGHTS * PIECE), picking, rows, weights);
     }
 #endif
@@ -229,15 +229,9 @@ PREDICTOR_MANY(128)
 
 // ---- loading -----------------------------------------------------------------------------------------------------------
 
-struct PackManyArgs {
-    const bf16 *qkv, *output, *gate_up, *down; // of a layer; null for a head
-    const bf16* head;
-    uint4* to;
-};
-
 // A layer's weights, or a head's, in the order in which blocks take them: by pieces of so many outputs by 64 dealt inputs,
 // shuffled as tensor maps of 128 bytes do. A thread packs 16 bytes.
-extern "C" __global__ void __launch_bounds__(256) pack_predictor_many(const __grid_constant__ PackManyArgs a) {
+extern "C" __global__ void __launch_bounds__(256) pack_predictor_many(const __grid_constant__ PackArgs a) {
     const bool head = a.head != nullptr;
     const uint32_t count = static_cast<uint32_t>(BLOCKS) * (head ? MANY_HEAD_STAGES * PIECE : MANY_BYTES) / 16;
     for (uint32_t at = blockIdx.x * 256 + threadIdx.x; at < count; at += gridDim.x * 256) {

@@ -53,6 +53,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
                  : "memory");
 }
 
+// A thread of these four warps keeps so many registers, or takes so many, which others have left.
+template <int N>
+__device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
 // Rows of 64 bf16 in shared memory, shuffled as tensor maps of 128 bytes do: the operand that begins at `at`.
 __device__ __forceinline__ uint64_t operand(uint32_t at) {
     return static_cast<uint64_t>((at & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;

@@ -151,11 +151,11 @@ struct Persistent {
     size_t hops;
 };
 // Weights as each kind of kernel takes them, and tables.
-struct Weights2 {
+struct PackedWeights {
     uint4 *body, *heads;
 };
 struct Loaded {
-    Weights2 few, many;
+    PackedWeights few, many;
     const float2* turns;
     const uint64_t *tables, *narrowed;
 };

@@ -1,6 +1,6 @@
 //! All layers of a talker as one launch: see `kernels/layers_90a.cu`. It reads the weights where the graph's kernels do.
 
-use super::{Copying, Launches, Limits, RingSize, Sizes, stacked};
+use super::{Copying, Launches, Limits, Sizes, fitting, stacked};
 use crate::CudaError;
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
@@ -159,13 +159,8 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
 /// `sizeof(Shared<rows>)` and `Hops<rows>::SIZE` of the kernels.
 const fn sizes(rows: usize, name: &'static str) -> Sizes {
     let raw = if rows < 4 { rows } else { 4 };
-    Sizes {
-        rows,
-        name,
-        shared: 7232 + 8 * (576 * rows + 1040 * raw),
-        hops: 16 * (1 + rows * 4608),
-        ring: RingSize::Fitting,
-    }
+    let shared = 7232 + 8 * (576 * rows + 1040 * raw);
+    Sizes { rows, name, shared, hops: 16 * (1 + rows * 4608), ring: fitting(shared) }
 }
 
 #[cfg(test)]

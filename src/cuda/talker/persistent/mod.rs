@@ -57,16 +57,14 @@ struct Sizes {
     name: &'static str,
     shared: usize,
     hops: usize,
-    ring: RingSize,
+    /// Pieces of weights in it, and the bytes of one.
+    ring: (usize, usize),
 }
 
-/// Pieces of weights that a block holds.
-#[derive(Clone, Copy)]
-enum RingSize {
-    /// As many of [`STAGE`] bytes as find room.
-    Fitting,
-    /// So many, of so many bytes.
-    Of(usize, usize),
+/// The ring of pieces of [`STAGE`] bytes that finds room beside so much shared memory.
+const fn fitting(shared: usize) -> (usize, usize) {
+    let pieces = (SHARED - STATIC - shared) / STAGE;
+    (if pieces < MOST_RING { pieces } else { MOST_RING }, STAGE)
 }
 
 /// The kernels of a kind, by the sequences that they take, ascending.
@@ -197,17 +195,9 @@ impl Stalled {
 }
 
 impl Sizes {
-    /// Pieces of weights in a block's ring, and the bytes of one.
-    fn ring(&self) -> (usize, usize) {
-        match self.ring {
-            RingSize::Fitting => (((SHARED - STATIC - self.shared) / STAGE).min(MOST_RING), STAGE),
-            RingSize::Of(pieces, bytes) => (pieces, bytes),
-        }
-    }
-
     /// Dynamic shared memory of a block, in bytes.
     fn dynamic(&self) -> usize {
-        let (pieces, bytes) = self.ring();
+        let (pieces, bytes) = self.ring;
         pieces * bytes + self.shared
     }
 }
@@ -226,7 +216,7 @@ impl Launches {
                 rows: sizes.rows,
                 kernel,
                 hops: gpu.zeros("persistent kernels", sizes.hops)?,
-                copying: Copying::new(gpu, sizes.ring(), share)?,
+                copying: Copying::new(gpu, sizes.ring, share)?,
                 shape: Shape::new(BLOCKS, THREADS).shared(sizes.dynamic()).cooperative(),
             })
         });
@@ -279,7 +269,7 @@ mod tests {
             assert!(source.contains(&format!("\n{}({rows})\n", kind.to_uppercase())), "{}", sizes.name);
             assert_eq!(rows.parse(), Ok(sizes.rows));
         }
-        assert_eq!(kernels.iter().map(|sizes| sizes.ring().0).collect::<Vec<_>>(), rings);
+        assert_eq!(kernels.iter().map(|sizes| sizes.ring.0).collect::<Vec<_>>(), rings);
         assert!(kernels.is_sorted_by_key(|sizes| sizes.rows));
     }
 

@@ -1,7 +1,7 @@
 //! The passes of the code predictor behind the first one as one launch: see `kernels/predictor_90a.cu` for up to 16 sequences,
 //! and `kernels/predictor_many_90a.cu` for more.
 
-use super::{BLOCKS, Copying, Launches, Limits, RingSize, STAGE, Sizes, stacked};
+use super::{BLOCKS, Copying, Launches, Limits, STAGE, Sizes, fitting, stacked};
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
 use crate::kernel::{Shape, kernel_args};
@@ -290,13 +290,13 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
 const fn sizes(rows: usize, name: &'static str) -> Sizes {
     let shared = if rows > 8 { 81168 } else { 1792 + 8640 * rows };
     let hops = 16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048));
-    Sizes { rows, name, shared, hops, ring: RingSize::Fitting }
+    Sizes { rows, name, shared, hops, ring: fitting(shared) }
 }
 
 /// `sizeof(RowShared)` and `Rings<rows>::ROWS`, `Handed<rows>::SIZE` and `Rings<rows>::WEIGHTS` of the kernels for many.
 const fn many(rows: usize, name: &'static str) -> Sizes {
     let (of_rows, pieces) = if rows < 64 { (32 << 10, 13) } else { (64 << 10, 16) };
-    Sizes { rows, name, shared: of_rows + 10_752, hops: 4096 + rows * 61_440, ring: RingSize::Of(pieces, PIECE) }
+    Sizes { rows, name, shared: of_rows + 10_752, hops: 4096 + rows * 61_440, ring: (pieces, PIECE) }
 }
 
 #[cfg(test)]
