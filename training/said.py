@@ -4,13 +4,15 @@
 
 The teacher (synth.py) speaks at any pitch, with any formants and at any pace: its fundamental frequency is scaled and its
 spectra are stretched before they become sound. The programs are espeak-ng with its variants, flite and festival (Debian's
-packages of these names, festvox-kallpc16k; --programs: a folder that holds them and their data, if they are not installed).
+packages of these names, festvox-kallpc16k; --programs: a folder with them, their libraries and espeak-ng-data, if they
+are not installed).
 --judge: instead N questions and the sentences of heldout.txt, by voices that the training never hears: pico, flite's slt,
 festival's kdl and slt (Debian: libttspico-utils, festvox-kdlpc16k, festvox-us-slt-hts), and variants of espeak-ng.
 
 Writes OUT_DIR/lines.jsonl (what can be said: kind, "say": what is spoken, "label": how it is written, "answer"), and parts:
-part_K.npy (int16, 16 kHz, all utterances back to back) and part_K.json ([[line, voice, first sample, samples], ...]). A
-part is complete once its json is there.
+part_K.npy (int16, 16 kHz, all utterances back to back), part_K.lab.npy (the teacher's: the phoneme that sounds, one number
+for each 200 samples, 0 for none) and part_K.json ([[line, voice, first sample, samples], ...]; a first sample is a multiple
+of 200). A part is complete once its json is there.
 """
 
 import argparse, json, os, random, re, subprocess, tempfile, time, wave
@@ -18,7 +20,7 @@ import argparse, json, os, random, re, subprocess, tempfile, time, wave
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
-SR, RMS = 16000, 0.07
+SR, RMS, LAB = 16000, 0.07, 200
 PLAIN = re.compile(r"^[A-Za-z ,.'!?;:-]+$")
 BEFORE = ["Say", "Say", "Say", "Say this", "Please say", "Repeat after me", "Repeat", "Please repeat after me", "Read this aloud"]
 ACCENTS = ["en-us", "en-us", "en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029"]
@@ -74,9 +76,9 @@ class Teacher:
         f0 = np.exp(r.gauss(-0.1, 0.3))
         high = 1 + 0.55 * (np.clip(f0, 0.5, 1.7) - 1) / 1.4 + r.gauss(0, 0.05)  # low voices have long throats
         formant, swing = float(np.clip(high, 0.76, 1.26)), float(np.clip(np.exp(r.gauss(0, 0.35)), 0.2, 1.8))
-        pace = float(np.clip(np.exp(r.gauss(0.03, 0.16)), 0.72, 1.5))
-        out = []
-        for _, (lh, th, ln, lr, phi, pitch, _) in self.t.nets(self.t.ids(text), pace):
+        pace = float(np.clip(np.exp(r.gauss(0.0, 0.14)), 0.72, 1.35))
+        out, sounding = [], []
+        for ids, (lh, th, ln, lr, phi, pitch, which) in self.t.nets(self.t.ids(text), pace):
             at = np.minimum(np.arange(lh.shape[0]) / formant, lh.shape[0] - 1)
             low, part = at.astype(int), (at - at.astype(int))[:, None].astype(np.float32)
             up, near = np.minimum(low + 1, lh.shape[0] - 1), np.rint(at).astype(int)
@@ -85,7 +87,10 @@ class Teacher:
             mean = np.exp(np.log(pitch[voiced]).mean()) if voiced.any() else 1.0
             pitch = np.where(voiced, np.clip(mean * f0 * (np.maximum(pitch, 1) / mean) ** swing, 55, 480), 0).astype(np.float32)
             out.append(self.t.dsp.synth(lh, th[near], ln, lr, phi[near], pitch, rng))
-        return resample(np.concatenate(out), 24000) if out else None
+            sounding.append(np.repeat(np.asarray(ids, np.int16)[np.clip(which, 0, len(ids) - 1)], 400 // LAB))  # 25 ms each
+        if not out:
+            return None, None
+        return resample(np.concatenate(out), 24000), np.concatenate(sounding)
 
 
 class Programs:
@@ -134,22 +139,30 @@ class Programs:
             stretch = f"(Parameter.set 'Duration_Stretch {r.uniform(0.8, 1.3):.2f})"
             script.append(f'{stretch}(utt.save.wave (utt.synth (Utterance Text "{text}")) "{self.tmp}/v{k}.wav" \'riff)')
         open(f"{self.tmp}/s.scm", "w").write("\n".join(script) + "\n")
-        self.run("festival", *(["--libdir", f"{self.folder}/festival"] if self.folder else []), "-b", f"{self.tmp}/s.scm")
+        self.run("festival", "-b", f"{self.tmp}/s.scm")  # reads /usr/share/festival
         paths = [f"{self.tmp}/v{k}.wav" for k in range(len(texts))]
         return [self.wav(p) if os.path.exists(p) else None for p in paths]
 
 
-def level(w):
-    """Without the silence around it, at one loudness, as int16; None if nothing can be heard."""
+def level(w, sounding=None):
+    """Without the silence around it, at one loudness, as int16, and the phonemes of what is left; None if nothing can be
+    heard."""
     if w is None or len(w) < SR // 5:
-        return None
+        return None, None
     e = np.sqrt(np.convolve(w * w, np.ones(160, np.float32) / 160, "same"))
     loud = np.flatnonzero(e > 0.03 * e.max())
     if e.max() < 1e-4 or len(loud) < SR // 10:
-        return None
-    w = w[max(loud[0] - SR // 20, 0) : loud[-1] + SR // 20]
+        return None, None
+    first, last = max(loud[0] - SR // 20, 0) // LAB, -(-(loud[-1] + SR // 20) // LAB)
+    w = np.pad(w, (0, LAB))[first * LAB : last * LAB]
+    w = w[: len(w) // LAB * LAB]
     w = w * min(RMS / np.sqrt(np.mean(w[np.abs(w) > 0.02 * np.abs(w).max()] ** 2)), 0.95 / np.abs(w).max())
-    return (np.clip(w, -1, 1) * 32767).astype(np.int16)
+    n = len(w) // LAB
+    lab = np.zeros(n, np.int16)
+    if sounding is not None:
+        part = sounding[first : first + n]
+        lab[: len(part)] = part
+    return (np.clip(w, -1, 1) * 32767).astype(np.int16), lab
 
 
 TOOLS = {}
@@ -173,14 +186,15 @@ def part(job):
     if kind[0] == "festival":
         voices = (kind[1],) if len(kind) > 1 else ("kal_diphone",)
         try:
-            sounds = tool("programs", a).festival([x["say"] for _, x in items], r, voices)
+            sounds = [(w, None) for w in tool("programs", a).festival([x["say"] for _, x in items], r, voices)]
         except Exception as e:
             print("skip a part of festival", repr(e)[:100], flush=True)
-            sounds = [None] * len(items)
+            sounds = [(None, None)] * len(items)
     for _, x in items if not sounds else ():
+        lab = None
         try:
             if kind[0] == "teacher":
-                w = tool("teacher", a).say(x["say"], r, rng)
+                w, lab = tool("teacher", a).say(x["say"], r, rng)
             elif kind[0] == "espeak":
                 w = tool("programs", a).espeak(x["say"], r, UNHEARD if len(kind) > 1 else None)
             elif kind[0] == "flite":
@@ -190,18 +204,20 @@ def part(job):
         except Exception as e:
             print("skip", engine, x["say"], repr(e)[:100], flush=True)
             w = None
-        sounds.append(w)
-    waves, meta, at = [], [], 0
-    for (line, _), w in zip(items, sounds):
-        w = level(w)
+        sounds.append((w, lab))
+    waves, labs, meta, at = [], [], [], 0
+    for (line, _), sound in zip(items, sounds):
+        w, lab = level(*sound)
         if w is None or len(w) > 12 * SR:
             continue
         waves.append(w)
+        labs.append(lab)
         meta.append([line, engine, at, len(w)])
         at += len(w)
     if not waves:
         return 0.0
     np.save(path + ".npy", np.concatenate(waves))
+    np.save(path + ".lab.npy", np.concatenate(labs))
     json.dump(meta, open(path + ".tmp", "w"))
     os.rename(path + ".tmp", path + ".json")
     return at / SR

@@ -14,7 +14,7 @@ among its typed tasks of before (train_thinker.py). Losses: cross entropy of ans
 Writes OUT_DIR/ears.pt: {"tower", "thinker"}, averages over time. --judge: what is understood of voices that were never heard.
 """
 
-import argparse, glob, json, math, os, random, threading, queue, time
+import argparse, copy, glob, json, math, os, random, time
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
 from torch.utils.data import DataLoader, IterableDataset
 from muon import Muon
@@ -22,6 +22,7 @@ from nets import Ids, TH, Thinker, VOCAB, World, from_hf
 from train_thinker import SYS, Tasks, check
 
 SR, HOP, N_FFT, BINS = 16000, 160, 400, 128
+LAB, PHONEMES = 200, 192  # samples of a phoneme's label, numbers that the teacher has for phonemes
 CHUNK, TOKENS, WINDOW = 100, 13, 8  # frames of a chunk, its tokens, chunks that attend to each other (8 s)
 EARS = dict(d=256, layers=8, heads=4, ffn=1024, channels=96)
 SORRY = "Sorry, I did not understand that."
@@ -51,9 +52,9 @@ class Tower(nn.Module):
         at = torch.arange(TOKENS)[:, None] * at[None]
         self.register_buffer("at", torch.cat([at.sin(), at.cos()], 1), persistent=False)
 
-    def forward(self, mel, frames):
+    def forward(self, mel, frames, middle=False):
         """mel [B, bins, chunks * 100], zero behind a clip's frames; frames [B] -> rows [B, chunks * 13, hidden]; of clip b the
-        first tokens_of(frames[b]) count"""
+        first tokens_of(frames[b]) count. middle: what half of the layers leave, too"""
         B, _, L = mel.shape
         n = L // CHUNK
         x = mel.view(B, BINS, n, CHUNK).transpose(1, 2).reshape(B * n, 1, BINS, CHUNK)
@@ -63,14 +64,17 @@ class Tower(nn.Module):
         w = -(-n // WINDOW)
         x = F.pad(x.view(B, n, TOKENS, -1), (0, 0, 0, 0, 0, (w * WINDOW - n) if w > 1 else 0))
         x = x.reshape(B * w, -1, x.shape[-1])
-        count = TOKENS * (frames // CHUNK) + (frames % CHUNK + 7) // 8
+        count = count_tokens(frames)
         seen = torch.arange(x.shape[0] // B * x.shape[1], device=x.device)[None] < count[:, None]
         mask = seen.view(B * w, 1, 1, -1)
         mask = mask | ~mask.any(-1, keepdim=True)  # a window with nothing in it attends to itself
-        for layer in self.layers:
+        for k, layer in enumerate(self.layers):
             x = layer(x, self.heads, mask)
+            if 2 * k + 2 == len(self.layers):
+                half = x
         x = self.proj2(F.gelu(self.proj1(self.ln_post(x))))
-        return x.view(B, -1, x.shape[-1])[:, : n * TOKENS]
+        x = x.view(B, -1, x.shape[-1])[:, : n * TOKENS]
+        return (x, half.reshape(B, -1, half.shape[-1])[:, : n * TOKENS]) if middle else x
 
 
 class TowerLayer(nn.Module):
@@ -144,8 +148,8 @@ class Damage(nn.Module):
         x = x * (0.4 + 0.6 * ((t * 2 * math.pi)[None] * self.u(B, 1, lo=0.2, hi=6) + 6 * self.u(B, 1)).sin().abs())
         return x / (x.pow(2).mean(1, keepdim=True).sqrt() + 1e-9)
 
-    def forward(self, x, n, least=None, hard=True):
-        """x [B, N] with n [B] samples each. -> the same, damaged. least: dB of noise below the speech, at least"""
+    def forward(self, x, n, hard=1.0):
+        """x [B, N] with n [B] samples each. -> the same, damaged; hard: how much, 0 to 1"""
         B, N = x.shape
         power = (x.pow(2).sum(1, keepdim=True) / n[:, None]).sqrt() + 1e-6
         nf = 1 << (N + SR // 2 - 1).bit_length()
@@ -155,7 +159,7 @@ class Damage(nn.Module):
         t = torch.arange(k, device=self.dev) / SR
         tail = self.n(B, k) * torch.exp(-6.9 * t[None] / self.u(B, 1, lo=0.08, hi=0.7)) * (t > 0.002)
         tail = tail / (tail.pow(2).sum(1, keepdim=True).sqrt() + 1e-9) * 10 ** (self.u(B, 1, lo=-26, hi=0) / 20)
-        room = F.pad(tail * (self.u(B, 1) < 0.65), (0, nf - k))
+        room = F.pad(tail * (self.u(B, 1) < 0.65 * hard), (0, nf - k))
         room[:, 0] += 1
         # a band and an equalizer
         f = torch.arange(nf // 2 + 1, device=self.dev) * (SR / nf)
@@ -167,13 +171,14 @@ class Damage(nn.Module):
         now = (x.pow(2).sum(1, keepdim=True) / n[:, None]).sqrt() + 1e-6
         x = x * (power / now)
         # what else is heard
-        quiet = self.u(B, 1, lo=0, hi=45) if hard else self.u(B, 1, lo=15, hi=50)
+        quiet = self.u(B, 1, lo=30 - 30 * hard, hi=48)
         x = x + self.noise(B, N) * power * 10 ** (-quiet / 20)
-        if hard:
-            other = x.roll(1, 0) + x.roll(2, 0) + (x.roll(3, 0) if B > 3 else 0)
-            other = other / (other.pow(2).mean(1, keepdim=True).sqrt() + 1e-6) * power
-            x = x + other * (self.u(B, 1) < 0.12) * 10 ** (-self.u(B, 1, lo=8, hi=25) / 20)
-            x = x + self.tones(B, N) * power * (self.u(B, 1) < 0.08) * 10 ** (-self.u(B, 1, lo=5, hi=25) / 20)
+        other = x.roll(1, 0) + x.roll(2, 0) + (x.roll(3, 0) if B > 3 else 0)
+        other = other / (other.pow(2).mean(1, keepdim=True).sqrt() + 1e-6) * power
+        x = x + other * (self.u(B, 1) < 0.12 * hard) * 10 ** (-self.u(B, 1, lo=8, hi=25) / 20)
+        some = torch.randperm(B, generator=self.g, device=self.dev)[: round(B * 0.08 * hard)]
+        if len(some):
+            x[some] += self.tones(len(some), N) * power[some] * 10 ** (-self.u(len(some), 1, lo=5, hi=25) / 20)
         clip = torch.where(self.u(B, 1) < 0.08, self.u(B, 1, lo=1.5, hi=4) * power, 1e3 * power)
         x = torch.maximum(torch.minimum(x, clip), -clip)
         x = x / power * 10 ** (self.u(B, 1, lo=-45, hi=-14) / 20)
@@ -189,86 +194,95 @@ class Damage(nn.Module):
 
 
 class Sounds:
-    """Utterances of this process, on its device; which ones there are, by kind."""
+    """Utterances of this process, on its device. Which there are is shared with the workers that plan batches."""
 
     def __init__(self, folder, world, device, hours):
         self.folder, self.W, self.dev = folder, world, device
         self.pcm = torch.zeros(int(hours * 3600 * SR), dtype=torch.int16, device=device)
-        self.end, self.known, self.rows = 0, set(), []
+        self.lab = torch.zeros(int(hours * 3600 * SR) // LAB, dtype=torch.int16, device=device)
+        self.rows = torch.zeros(int(hours * 2400), 4, dtype=torch.int64).share_memory_()  # line, first sample, samples, teacher
+        self.count = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self.end, self.known = 0, set()
         while not os.path.exists(f"{folder}/lines.jsonl"):
             time.sleep(0.5)
         self.lines = [json.loads(l) for l in open(f"{folder}/lines.jsonl")]
-        self.by = {k: [] for k in "qst"}
-        self.lock = threading.Lock()
 
-    def poll(self):
-        """Takes in the parts that are new. -> hours here"""
-        for path in sorted(set(glob.glob(f"{self.folder}/part_*.json")) - self.known):
+    def poll(self, most=40):
+        """Takes in some parts that are new. -> hours here"""
+        for path in sorted(set(glob.glob(f"{self.folder}/part_*.json")) - self.known)[: most * self.W.size]:
             if int(path[-10:-5]) % self.W.size != self.W.rank:
                 self.known.add(path)
                 continue
-            pcm = torch.from_numpy(np.load(path[:-5] + ".npy"))
-            if self.end + len(pcm) > len(self.pcm):
+            pcm, lab = (torch.from_numpy(np.load(path[:-5] + x)) for x in (".npy", ".lab.npy"))
+            new = [[line, self.end + at, n, voice == "teacher"] for line, voice, at, n in json.load(open(path)) if n >= SR // 3]
+            n = int(self.count)
+            if self.end + len(pcm) > len(self.pcm) or n + len(new) > len(self.rows):
                 break
             self.known.add(path)
             self.pcm[self.end : self.end + len(pcm)] = pcm.to(self.dev)
-            with self.lock:
-                for line, voice, at, n in json.load(open(path)):
-                    if n >= SR // 3:
-                        self.by[self.lines[line]["kind"]].append(len(self.rows))
-                        self.rows.append((line, self.end + at, n))
+            self.lab[self.end // LAB : (self.end + len(pcm)) // LAB] = lab.to(self.dev)
             self.end += len(pcm)
+            if new:
+                self.rows[n : n + len(new)] = torch.tensor(new)
+                self.count += len(new)
         return self.end / SR / 3600
 
     def wait(self, hours):
         while self.poll() < hours and not os.path.exists(f"{self.folder}/DONE"):
             time.sleep(0.5)
 
-    def take(self, rows, lead, tail, to=None):
-        """Samples of these rows with `lead` and `tail` samples of nothing around each. -> [B, N], n [B]"""
-        at = torch.tensor([self.rows[i][1] for i in rows], device=self.dev)
-        n = torch.tensor([self.rows[i][2] for i in rows], device=self.dev)
-        lead, whole = torch.tensor(lead, device=self.dev), torch.tensor(lead, device=self.dev) + n + torch.tensor(tail, device=self.dev)
-        N = to or -(-int(whole.max()) // SR) * SR
-        k = torch.arange(N, device=self.dev)[None] - lead[:, None]
-        x = self.pcm[(at[:, None] + k.clamp(min=0)).clamp(max=len(self.pcm) - 1)].float() / 32768
-        return x * ((k >= 0) & (k < n[:, None])), whole.clamp(max=N)
+    def take(self, clips, N):
+        """Samples of clips [B, 5] (first sample, samples, lead, tail, frames). -> [B, N]"""
+        k = torch.arange(N, device=self.dev)[None] - clips[:, 2:3]
+        x = self.pcm[(clips[:, :1] + k.clamp(min=0)).clamp(max=len(self.pcm) - 1)].float() / 32768
+        return x * ((k >= 0) & (k < clips[:, 1:2]))
+
+    def phonemes(self, clips, speed, rows):
+        """What sounds at the beginning, middle and end of the 80 ms of each row. -> [B, rows, 3]"""
+        t = torch.arange(rows, device=self.dev)
+        t = (t // TOKENS * CHUNK + t % TOKENS * 8)[None, :, None] + torch.tensor([1.3, 4.0, 6.7], device=self.dev)
+        k = (t * HOP * speed - clips[:, 2].view(-1, 1, 1)).long()
+        lab = self.lab[((clips[:, 0].view(-1, 1, 1) + k.clamp(min=0)) // LAB).clamp(max=len(self.lab) - 1)].long()
+        return lab * ((k >= 0) & (k < clips[:, 1].view(-1, 1, 1)))
 
 
 class Plan:
     """Draws conversations: token ids with a place for each sound, which tokens are answers, and the sounds."""
 
-    def __init__(self, sounds, folder, seed):
-        self.s, self.r, self.typed = sounds, random.Random(seed), Tasks(folder, seed)
+    def __init__(self, lines, folder, seed):
+        self.lines, self.r, self.typed = lines, random.Random(seed), Tasks(folder, seed)
         self.ids = self.typed.ids
         t = self.ids.tok.token_to_id
         self.start, self.pad, self.stop = t("<|audio_start|>"), t("<|audio_pad|>"), t("<|audio_end|>")
-        self.cache = {}
+        self.cache, self.rows, self.by = {}, [], {k: [] for k in "qst"}
+
+    def learn(self, sounds):
+        """Which utterances there are by now."""
+        for row in sounds.rows[len(self.rows) : int(sounds.count)].tolist():
+            self.by[self.lines[row[0]]["kind"]].append(len(self.rows))
+            self.rows.append(row)
 
     def enc(self, text):
         if text not in self.cache:
             self.cache[text] = self.ids.enc(text)
         return self.cache[text]
 
-    def frames(self, row, lead, tail, speed):
-        """Frames of the spectrum once the sound has its speed."""
-        return int((self.s.rows[row][2] + lead + tail) / speed) // HOP
-
     def turn(self, sounds, speed):
-        """-> ids of the user's turn, the answer's text; adds to `sounds` (row or None, lead, tail, frames, words)"""
-        r, s, p = self.r, self.s, self.r.random()
+        """-> ids of the user's turn, the answer's text; adds to `sounds` (first sample or -1, samples, lead, tail, frames,
+        words, teacher)"""
+        r, p = self.r, self.r.random()
         lead, tail = int(r.uniform(0.02, 0.6) * SR), int(r.uniform(0.02, 0.5) * SR)
         if p < 0.05:
             frames = r.randint(30, 500)
-            sounds.append((None, 0, 0, frames, []))
+            sounds.append((-1, 0, 0, 0, frames, [], 0))
             body = [self.start] + [self.pad] * tokens_of(frames) + [self.stop]
             if r.random() < 0.25:
                 return body + self.enc(r.choice(ASK)), ""
             return body, SORRY
         kind = "q" if p < 0.50 else "s" if p < 0.68 else "t"
-        row = r.choice(s.by[kind])
-        line, frames = s.lines[s.rows[row][0]], self.frames(row, lead, tail, speed)
-        sounds.append((row, lead, tail, frames, self.enc(line["label"])))
+        line, first, n, teacher = self.rows[r.choice(self.by[kind])]
+        line, frames = self.lines[line], int((n + lead + tail) / speed) // HOP
+        sounds.append((first, n, lead, tail, frames, self.enc(line["label"]), teacher))
         body = [self.start] + [self.pad] * tokens_of(frames) + [self.stop]
         asked = r.random() < (0.12 if kind == "q" else 0.1 if kind == "s" else 0.9)
         if asked:
@@ -281,7 +295,7 @@ class Plan:
         while True:
             ids, answer, sounds, system = [], [], [], r.choice(SYS)
             if system is not None:
-                ids += [I.im_start, I.system, I.nl, *I.enc(system), I.im_end, I.nl]
+                ids += [I.im_start, I.system, I.nl, *self.enc(system), I.im_end, I.nl]
             turns = 1 if r.random() < 0.72 else r.randint(2, 8)
             answer += [0] * len(ids)
             for k in range(turns):
@@ -294,72 +308,59 @@ class Plan:
                 t = [*self.enc(a), I.im_end] if a else [I.im_end]
                 ids += p + t + [I.nl]
                 answer += [0] * len(p) + [1] * len(t) + [0]
-            if len(ids) <= most and sounds and all(x[3] <= 1000 for x in sounds):
+            if len(ids) <= most and sounds and all(x[4] <= 1000 for x in sounds):
                 return ids, answer, sounds
 
-    def batch(self, clips, most):
-        """Conversations with about so many sounds, and typed ones. -> speed, [conversation]"""
+    def batch(self, clips, most, parts):
+        """Conversations with so many sounds, and typed ones, as arrays: speed; clips [C, 5]; words [C, W] and their number;
+        whether the teacher speaks; the clips by length, in parts; groups of ids and targets with their number of clips"""
         r = self.r
         speed = r.choice([0.85, 0.9, 0.95, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2])
         out, n = [], 0
-        with self.s.lock:
-            while n < clips:
-                c = self.conversation(speed, most)
-                out.append(c)
-                n += len(c[2])
+        while n < clips:
+            out.append(self.conversation(speed, most))
+            n += len(out[-1][2])
         for _ in range(len(out) // 3):
             ids, mask = self.typed.sample()
             if len(ids) <= most:
                 out.append((ids, mask, []))
         out.sort(key=lambda c: len(c[0]))
-        return speed, out
+        sounds = [s for c in out for s in c[2]]
+        words = np.zeros((len(sounds), max(len(s[5]) for s in sounds)), np.int64)
+        for i, s in enumerate(sounds):
+            words[i, : len(s[5])] = s[5]
+        array = lambda x: torch.tensor(x, dtype=torch.int64)
+        order = sorted(range(len(sounds)), key=lambda i: sounds[i][4])
+        size, cut = -(-len(order) // parts), len(out) * 3 // 4
+        groups = [(*lay(g), sum(len(c[2]) for c in g)) for g in (out[:cut], out[cut:]) if g]
+        return (
+            speed, array([s[:5] for s in sounds]), torch.from_numpy(words), array([len(s[5]) for s in sounds]),
+            torch.tensor([bool(s[6]) for s in sounds]), [array(order[i : i + size]) for i in range(0, len(order), size)], groups,
+        )  # fmt: skip
 
 
-def hear(ears, spectrum, damage, sounds, speed, clips, parts=4):
-    """The clips as rows of the tower, [clips, rows of the longest, hidden]; short and long ones apart, so that little is
-    padding."""
-    order = sorted(range(len(clips)), key=lambda i: clips[i][3])
-    size, found = -(-len(clips) // parts), []
-    for at in range(0, len(clips), size):
-        found.append(hear_alike(ears, spectrum, damage, sounds, speed, [clips[i] for i in order[at : at + size]]))
-    most = max(x.shape[1] for x in found)
-    back = torch.tensor(np.argsort(order), device=sounds.dev)
-    return torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
+class Batches(IterableDataset):
+    def __init__(self, sounds, text, clips, most, parts, seed):
+        self.s, self.args, self.text, self.seed = sounds, (clips, most, parts), text, seed
+        self.lines, self.shared = sounds.lines, (sounds.rows, sounds.count)
+
+    def __getstate__(self):  # the sound itself stays where it is
+        return {**self.__dict__, "s": None}
+
+    def __iter__(self):
+        class Shared:
+            rows, count = self.shared
+
+        worker = torch.utils.data.get_worker_info()
+        plan, n = Plan(self.lines, self.text, self.seed + (worker.id if worker else 0) * 7919), 0
+        while True:
+            if n % 10 == 0:
+                plan.learn(Shared)
+            n += 1
+            yield plan.batch(*self.args)
 
 
-def hear_alike(ears, spectrum, damage, sounds, speed, clips, hard=True):
-    """The clips as rows of the tower, all padded to the longest."""
-    dev = sounds.dev
-    heard = [c for c in clips if c[0] is not None]
-    none = [c for c in clips if c[0] is None]
-    longest = max(c[3] for c in clips) * HOP
-    N = -(-longest // SR) * SR
-    n = torch.tensor([c[3] * HOP for c in clips], device=dev)
-    x = torch.zeros(len(clips), N, device=dev)
-    if heard:
-        before = int(round(N * speed / 200)) * 200
-        w, m = sounds.take([c[0] for c in heard], [c[1] for c in heard], [c[2] for c in heard], before)
-        if before != N:  # another speed, by FFT
-            w = torch.fft.irfft(torch.fft.rfft(w)[:, : min(before, N) // 2 + 1], N) * (N / before)
-        m = torch.tensor([c[3] * HOP for c in heard], device=dev)
-        w = damage(w, m, hard=hard) if damage else w
-        x[[i for i, c in enumerate(clips) if c[0] is not None]] = w
-    if none:
-        x[[i for i, c in enumerate(clips) if c[0] is None]] = damage.nothing(len(none), N)
-    x = x * (torch.arange(N, device=dev)[None] < n[:, None])
-    mel, frames = spectrum(x, n)
-    if hard and damage:  # bands and moments that are missing
-        B, r = len(clips), damage
-        for size, axis in ((18, 1), (18, 1), (22, 2)):
-            whole = mel.shape[axis]
-            at, width = r.u(B, 1) * whole, r.u(B, 1) * size * (r.u(B, 1) < 0.5)
-            k = torch.arange(whole, device=dev)[None]
-            hole = (k >= at) & (k < at + width)
-            mel = mel.masked_fill(hole[:, :, None] if axis == 1 else hole[:, None], 0)
-    return ears(mel, frames)
-
-
-def lay(conversations, dev):
+def lay(conversations):
     """-> ids [B, L], targets [B, L] (-100: none)"""
     L = -(-max(len(c[0]) for c in conversations) // 32) * 32
     x, y = np.zeros((len(conversations), L), np.int64), np.full((len(conversations), L), -100, np.int64)
@@ -368,16 +369,43 @@ def lay(conversations, dev):
         lab = np.array(ids)
         lab[np.array(answer) == 0] = -100
         y[b, : len(ids) - 1] = lab[1:]
-    return torch.from_numpy(x).to(dev), torch.from_numpy(y).to(dev)
+    return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def embed(thinker, x, pad, rows, clips):
-    """Embeddings of ids [B, L] with the clips' rows, in order, where pads stand."""
+def count_tokens(frames):
+    """`tokens_of` for a tensor."""
+    return TOKENS * (frames // CHUNK) + (frames % CHUNK + 7) // 8
+
+
+def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
+    """Clips [B, 5] of at most N samples as rows of the tower, damaged. -> rows [B, tokens, hidden], those of the middle"""
+    dev = sounds.dev
+    none, n = (clips[:, 0] < 0).nonzero()[:, 0], clips[:, 4] * HOP
+    with torch.autocast(dev.split(":")[0], enabled=False), torch.no_grad():
+        before = int(round(N * speed / 200)) * 200
+        x = sounds.take(clips, before)
+        if before != N:  # another speed, by FFT
+            x = torch.fft.irfft(torch.fft.rfft(x)[:, : min(before, N) // 2 + 1], N) * (N / before)
+        x = damage(x, n, hard)
+        if len(none):
+            x[none] = damage.nothing(len(none), N)
+        x = x * (torch.arange(N, device=dev)[None] < n[:, None])
+        mel, frames = spectrum(x, n)
+        for size, axis in ((18, 1), (18, 1), (22, 2)):  # bands and moments that are missing
+            whole = mel.shape[axis]
+            at, width = damage.u(len(clips), 1) * whole, damage.u(len(clips), 1) * size * hard * (damage.u(len(clips), 1) < 0.5)
+            k = torch.arange(whole, device=dev)[None]
+            hole = (k >= at) & (k < at + width)
+            mel = mel.masked_fill(hole[:, :, None] if axis == 1 else hole[:, None], 0)
+    return tower(mel, frames, middle=True)
+
+
+def embed(thinker, x, pad, rows):
+    """Embeddings of ids [B, L] with rows [n, hidden], in order, where pads stand."""
     e = thinker.embed_tokens(x)
     if rows is None:
         return e
-    flat = torch.cat([rows[i, : tokens_of(c[3])] for i, c in enumerate(clips)])
-    return e.masked_scatter((x == pad)[..., None].expand_as(e), flat.to(e.dtype))
+    return e.masked_scatter((x == pad)[..., None].expand_as(e), rows.to(e.dtype))
 
 
 class Ears(nn.Module):
@@ -385,34 +413,45 @@ class Ears(nn.Module):
         super().__init__()
         self.tower, self.thinker = Tower(), Thinker()
         self.ctc = nn.Linear(TH["hidden"], VOCAB + 1)
+        self.guide = nn.Linear(EARS["d"], 3 * PHONEMES)
 
 
-def losses(m, plan, spectrum, damage, sounds, speed, conversations, think):
-    clips = [s for c in conversations for s in c[2]]
-    rows = hear(m.tower, spectrum, damage, sounds, speed, clips)
+def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
+    """batch: as Plan.batch leaves it, on the device."""
+    speed, clips, words, many, teacher, parts, groups = batch
+    found, middles, longest = [], [], []
+    for part in parts:
+        some = clips[part]
+        N = -(-int(some[-1, 4]) * HOP // SR) * SR
+        rows, middle = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
+        found.append(rows)
+        longest.append(rows.shape[1])
+        t = teacher[part]
+        middles.append((middle, sounds.phonemes(some, speed, rows.shape[1]), t[:, None] & (torch.arange(rows.shape[1], device=clips.device)[None] < count_tokens(some[:, 4])[:, None])))
+    most = max(longest)
+    back = torch.cat(parts).argsort()
+    rows = torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
+    tokens = count_tokens(clips[:, 4])
     out = {}
-    said = [(i, c) for i, c in enumerate(clips) if c[4] and len(c[4]) < tokens_of(c[3])]
-    logp = m.ctc(rows[[i for i, _ in said]]).float().log_softmax(-1).transpose(0, 1)
-    words = torch.tensor([t for _, c in said for t in c[4]], device=rows.device)
-    out["ctc"] = F.ctc_loss(
-        logp, words, torch.tensor([tokens_of(c[3]) for _, c in said]), torch.tensor([len(c[4]) for _, c in said]),
-        blank=VOCAB, zero_infinity=True,
-    ) if said else rows.sum() * 0  # fmt: skip
+    mids = torch.cat([x[k] for x, _, k in middles])
+    labels = torch.cat([y[k] for _, y, k in middles])
+    out["sounds"] = F.cross_entropy(m.guide(mids).view(-1, PHONEMES).float(), labels.flatten()) if len(mids) else rows.sum() * 0
+    ok = (many > 0) & (many < tokens)
+    logp = m.ctc(rows[ok]).float().log_softmax(-1).transpose(0, 1)
+    out["ctc"] = F.ctc_loss(logp, words[ok], tokens[ok], many[ok], blank=VOCAB, zero_infinity=True)
     if think:
-        # short and long conversations apart, so that little of a batch is padding
+        flat = rows[torch.arange(most, device=rows.device)[None] < tokens[:, None]]
+        ends = torch.cat([tokens.new_zeros(1), tokens.cumsum(0)]).tolist()
         total, right, count, aux, at = 0.0, 0, 0, 0.0, 0
-        groups = [conversations[: len(conversations) * 3 // 4], conversations[len(conversations) * 3 // 4 :]]
-        for group in filter(None, groups):
-            n = sum(len(c[2]) for c in group)
-            x, y = lay(group, rows.device)
-            e = embed(m.thinker, x, plan.pad, rows[at : at + n] if n else None, clips[at : at + n])
+        for x, y, n in groups:
+            e = embed(m.thinker, x, pad, flat[ends[at] : ends[at + n]] if n else None)
             at += n
             h = m.thinker.stack(e)
             keep = y >= 0
             lg = m.thinker.lm_head(h[keep]).float()
             total = total + F.cross_entropy(lg, y[keep], reduction="sum")
             right += (lg.argmax(-1) == y[keep]).sum()
-            count += int(keep.sum())
+            count += lg.shape[0]
             aux = aux + m.thinker.stack.aux() / TH["layers"] / len(groups)
         out["answer"], out["right"], out["aux"] = total / count, right / count, aux
     return out
@@ -420,14 +459,14 @@ def losses(m, plan, spectrum, damage, sounds, speed, conversations, think):
 
 @torch.no_grad()
 def generate(m, ids, rows, clips, pad, eos, most=60):
-    """Greedy answers to prompts that end with the same token, each with one sound or none. -> token lists"""
+    """Greedy answers to prompts, each with one sound of clips[i] rows, or 0. -> token lists"""
     dev = rows.device
     L = max(len(x) for x in ids)
     out = [list(x) for x in ids]
     ends, e = [len(x) for x in ids], torch.zeros(len(ids), L + most, TH["hidden"], device=dev)
     for i, x in enumerate(ids):
         t = torch.tensor([x], device=dev)
-        e[i, : len(x)] = embed(m.thinker, t, pad, rows[i : i + 1] if clips[i] else None, [clips[i]] if clips[i] else [])[0]
+        e[i, : len(x)] = embed(m.thinker, t, pad, rows[i, : clips[i]] if clips[i] else None)[0]
     said, live = [[] for _ in ids], set(range(len(ids)))
     for _ in range(most):
         top = max(ends)
@@ -468,38 +507,36 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
         rank, size = 0, 1
 
     s = Sounds(folder, One, dev, 3)
-    s.poll()
-    I, res = plan.ids, {}
-    voice = {}
+    s.poll(10**6)
+    I, res, typed, voice = plan.ids, {}, {}, {}
     for path in sorted(glob.glob(f"{folder}/part_*.json")):
         for line, v, _, n in json.load(open(path)):
             voice[line] = v
-    typed = {}
-    for part in range(0, len(s.rows), 64):
-        rows = list(range(part, min(part + 64, len(s.rows))))
-        lead, tail = [SR * 3 // 10] * len(rows), [SR // 5] * len(rows)
-        clips = [(i, lead[0], tail[0], (s.rows[i][2] + lead[0] + tail[0]) // HOP, []) for i in rows]
-        N = -(-max(c[3] for c in clips) * HOP // SR) * SR
-        x, n = s.take(rows, lead, tail, N)
-        n = torch.tensor([c[3] * HOP for c in clips], device=dev)
+    every = s.rows[: int(s.count)].tolist()
+    for part in range(0, len(every), 64):
+        some = every[part : part + 64]
+        clips = torch.tensor([[first, n, 4800, 3200, (n + 8000) // HOP] for _, first, n, _ in some], device=dev)
+        N = -(-int(clips[:, 4].max()) * HOP // SR) * SR
+        x, n = s.take(clips, N), clips[:, 4] * HOP
         power = (x.pow(2).sum(1, keepdim=True) / n[:, None]).sqrt()
         if noise is not None:
-            x = x + damage.noise(len(rows), N) * power * 10 ** (-noise / 20)
+            x = x + damage.noise(len(some), N) * power * 10 ** (-noise / 20)
         x = x * (torch.arange(N, device=dev)[None] < n[:, None])
         heard = m.tower(*spectrum(x, n))
-        lines = [s.lines[s.rows[i][0]] for i in rows]
+        lines = [s.lines[row[0]] for row in some]
         ask = I.enc(ASK[0])
+        clips = [tokens_of(f) for f in clips[:, 4].tolist()]
         prompts = []
         for c, l in zip(clips, lines):
-            body = [plan.start] + [plan.pad] * tokens_of(c[3]) + [plan.stop] + (ask if l["kind"] == "t" else [])
+            body = [plan.start] + [plan.pad] * c + [plan.stop] + (ask if l["kind"] == "t" else [])
             prompts.append([I.im_start, I.user, I.nl, *body, I.im_end, I.nl, I.im_start, I.assistant, I.nl])
         said = [I.tok.decode(t) for t in generate(m, prompts, heard, clips, plan.pad, I.im_end)]
         new = [l["label"] for l in lines if l["kind"] == "q" and l["label"] not in typed]
         if new:
-            answers = generate(m, [I.prompt(q) for q in new], heard, [None] * len(new), plan.pad, I.im_end)
+            answers = generate(m, [I.prompt(q) for q in new], heard, [0] * len(new), plan.pad, I.im_end)
             typed.update({q: I.tok.decode(t) for q, t in zip(new, answers)})
-        for i, l, t in zip(rows, lines, said):
-            v = voice[s.rows[i][0]]
+        for i, (row, l, t) in enumerate(zip(some, lines, said), part):
+            v = voice[row[0]]
             for key in (v, "all"):
                 r = res.setdefault(key, [0, 0, 0, 0])
                 if l["kind"] == "q":
@@ -515,7 +552,7 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
     n = torch.full((200,), SR * 3, device=dev)
     heard = m.tower(*spectrum(none, n))
     body = [I.im_start, I.user, I.nl, plan.start, *[plan.pad] * tokens_of(300), plan.stop, I.im_end, I.nl, I.im_start, I.assistant, I.nl]
-    said = generate(m, [body] * 200, heard, [(0, 0, 0, 300, [])] * 200, plan.pad, I.im_end, 20)
+    said = generate(m, [body] * 200, heard, [tokens_of(300)] * 200, plan.pad, I.im_end, 20)
     quiet = sum(I.tok.decode(t).strip() == SORRY for t in said)
     show = {k: f"{r[0]}/{r[1]} answered, {100 * r[2] / max(r[3], 1):.1f} % of {r[3]} words wrong" for k, r in sorted(res.items())}
     return {**show, "no speech": f"{quiet}/200 not answered"}
@@ -530,7 +567,9 @@ def main():
     ap.add_argument("--minutes", type=float, default=20)
     ap.add_argument("--done-by", type=float, default=0, help="seconds since 1970 at which to be done, whatever --minutes says")
     ap.add_argument("--device", default="cuda")
-    ap.add_argument("--clips", type=int, default=160, help="sounds a batch and process")
+    ap.add_argument("--workers", type=int, default=3, help="processes that plan batches")
+    ap.add_argument("--parts", type=int, default=3, help="parts of a batch, by length")
+    ap.add_argument("--clips", type=int, default=256, help="sounds a batch and process")
     ap.add_argument("--most", type=int, default=800, help="tokens of a conversation")
     ap.add_argument("--lr", type=float, default=2e-3)
     ap.add_argument("--thinker_lr", type=float, default=0.25, help="of the thinker, as a share of --lr")
@@ -554,19 +593,20 @@ def main():
         before = torch.load(a.init, map_location=dev)
         m.tower.load_state_dict(before["tower"])
         m.thinker.load_state_dict(before["thinker"])
-        if "ctc" in before:
-            m.ctc.load_state_dict(before["ctc"])
+        m.ctc.load_state_dict(before["ctc"])
+        m.guide.load_state_dict(before["guide"])
+    with torch.no_grad():  # what is heard begins as what is read
+        e = m.thinker.embed_tokens.weight
+        m.ctc.weight[:VOCAB] = e / e.norm(dim=1, keepdim=True)
     W.same(m)
     m.thinker.embed_tokens.requires_grad_(False)
-    import copy
-
     ema = copy.deepcopy(m).eval()
     spectrum, damage = Spectrum().to(dev), Damage(a.seed * 7 + W.rank, dev)
     sounds = Sounds(a.said, W, dev, a.room)
     log = lambda *x: print(f"[ears {W.rank}]", *x, flush=True) if W.rank == 0 else None
     every = [p for p in m.parameters() if p.requires_grad]
     th = {id(p) for p in m.thinker.parameters()}
-    matrix = lambda n, p: p.dim() >= 2 and "conv2d" not in n and "ctc" not in n and "lm_head" not in n and min(p.shape[-2:]) >= 16
+    matrix = lambda n, p: p.dim() >= 2 and "conv2d" not in n and "ctc" not in n and "guide" not in n and "lm_head" not in n and min(p.shape[-2:]) >= 16
     named = [(n, p) for n, p in m.named_parameters() if p.requires_grad]
     muons = [Muon([p for n, p in named if matrix(n, p) and (id(p) in th) == t]) for t in (False, True)]
     rest = [[p for n, p in named if not matrix(n, p) and (id(p) in th) == t] for t in (False, True)]
@@ -575,34 +615,33 @@ def main():
     sounds.wait(a.hours)
     W.agree(0)
     log(f"{sounds.end / SR / 3600:.1f} h at the start; {W.size} processes")
-    ready = queue.Queue(8)
+    plan = Plan(sounds.lines, a.text, 7)
+    loader = DataLoader(
+        Batches(sounds, a.text, a.clips, a.most, a.parts, a.seed * 131 + W.rank * 17), batch_size=None, num_workers=a.workers,
+        prefetch_factor=4 if a.workers else None, pin_memory=cuda,
+    )  # fmt: skip
+    def move(b):
+        to = lambda x: x.to(dev, non_blocking=True)
+        speed, clips, words, many, teacher, parts, groups = b
+        return speed, to(clips), to(words), to(many), to(teacher), [to(p) for p in parts], [(to(x), to(y), n) for x, y, n in groups]
 
-    def draw(k):
-        plan = Plan(sounds, a.text, a.seed * 131 + W.rank * 17 + k)
-        while True:
-            ready.put(plan.batch(a.clips, a.most))
-
-    plan = Plan(sounds, a.text, 7)
-    for k in range(1 if not cuda else 2):
-        threading.Thread(target=draw, args=(k,), daemon=True).start()
     begun, step, heard = time.time(), 0, 0
     end = a.done_by or begun + a.minutes * 60
     polled = shown = begun
     judged, share = begun, 0.0
-    while True:
+    for b in loader:
         if step % 5 == 0:
             share = W.agree((time.time() - begun) / (end - begun))
         if share >= 1:
             break
-        speed, conversations = ready.get()
-        think = share > a.alone
+        think, hard = share > a.alone, min(1.0, share / (2 * a.alone))
         lr = a.lr * min(1, (step + 1) / 300) * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
         lr_th = a.thinker_lr * lr * min(1, max(0.0, share - a.alone) / 0.03)
         adamw.param_groups[0]["lr"], adamw.param_groups[1]["lr"] = lr, lr_th
         with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda):
-            out = losses(m, plan, spectrum, damage, sounds, speed, conversations, think)
+            out = losses(m, plan.pad, spectrum, damage, sounds, move(b), think, hard)
         fade = 1.0 if not think else max(0.1, 1 - (share - a.alone) / 0.5) * 0.5
-        loss = out["ctc"] * fade + (out["answer"] + 0.01 * out["aux"] if think else 0)
+        loss = out["ctc"] * fade + 0.5 * fade * out["sounds"] + (out["answer"] + 0.01 * out["aux"] if think else 0)
         for p in every:
             p.grad = None
         loss.backward()
@@ -618,7 +657,7 @@ def main():
         with torch.no_grad():
             torch._foreach_lerp_(list(ema.parameters()), list(m.parameters()), 1 - min(0.998, (1 + step) / (10 + step)))
         step += 1
-        heard += sum(c[3] for x in conversations for c in x[2]) / 100 / 3600 * W.size
+        heard += float(b[1][:, 4].sum()) / 100 / 3600 * W.size
         now = time.time()
         if now - polled > 5:
             polled = now
@@ -645,7 +684,7 @@ def main():
 
 
 def save(m, out):
-    state = {k: {n: p.detach().cpu() for n, p in getattr(m, k).state_dict().items()} for k in ("tower", "thinker", "ctc")}
+    state = {k: {n: p.detach().cpu() for n, p in getattr(m, k).state_dict().items()} for k in ("tower", "thinker", "ctc", "guide")}
     torch.save(state, f"{out}/ears.tmp")
     os.replace(f"{out}/ears.tmp", f"{out}/ears.pt")
 
