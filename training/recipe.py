@@ -1,6 +1,6 @@
 """The whole recipe, one stage after the other or side by side, from an empty folder to a checkpoint with goldens.
 
-    python recipe.py WORK_DIR [--device cuda] [--minutes codec=5,thinker=5,talker=14,vocoder=13] [--wordnet FOLDER]
+    python recipe.py WORK_DIR [--device cuda] [--minutes codec=5,thinker=5,talker=14,vocoder=13,ears=60] [--wordnet FOLDER]
                      [--tokenizer FOLDER] [--tiny]
 
 A stage that has left its DONE file is skipped, so a run that was cut short goes on where it was; a stage's log is
@@ -69,7 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", default="codec=5,thinker=5,talker=14,vocoder=13")
+    parser.add_argument("--minutes", default="codec=5,thinker=5,talker=14,vocoder=13,ears=60")
     parser.add_argument("--wordnet", default="/usr/share/wordnet")
     parser.add_argument(
         "--tokenizer", default="", help="folder with a text tokenizer to keep, such as an earlier checkpoint"
@@ -169,10 +169,22 @@ def main():
         w / "thinker",
         w / "talker",
         w / "c2w",
-        w / "checkpoint",
-        done="checkpoint/DONE",
+        w / "spoken",
+        done="spoken/DONE",
     )
+    some = ["--part", 10] if tiny else []
+    for name, what in (("judged", ["--judge", 8 if tiny else 300]), ("said", ["--parts", 8] if tiny else [])):
+        run.start(name, "said.py", w / "text", w / name, "--workers", workers, *hibari, *some, *what, done=f"{name}/DONE")
+        if tiny or name == "judged":
+            run.wait(name)
     run.wait("assemble")
+    scale = ["--clips", 6, "--workers", 0, "--hours", 0.01, "--room", 0.5] if tiny else []
+    ears = [w / "text", w / "said", w / "spoken", w / "ears", "--minutes", minutes["ears"], *device, *scale]
+    judge = [] if tiny else ["--judge", w / "judged"]
+    run.start("ears", "train_ears.py", *ears, *judge, done="ears/DONE")
+    run.wait("said", "ears")
+    run.start("hears", "with_ears.py", w / "spoken", w / "ears", w / "checkpoint", done="checkpoint/DONE")
+    run.wait("hears")
     (w / "checkpoint/DONE").unlink()
 
     few = ["--limit", 24, "--batch", 12] if tiny else []

@@ -3,9 +3,10 @@
     python train_ears.py TEXT_DIR SAID_DIR CHECKPOINT OUT_DIR --minutes 20 [--device cuda] [--judge JUDGED_DIR] [--init ears.pt]
     torchrun --nproc_per_node N train_ears.py ...
 
-Begins with the thinker of CHECKPOINT, whose embeddings stay what they are (the talker reads them). SAID_DIR is what said.py
+Begins with the thinker of CHECKPOINT, whose embeddings stay what they are (the talker reads them), and with its tower, if
+that was trained here. SAID_DIR is what said.py
 leaves, also while it is being made; each process takes its share of the parts and keeps it on its GPU, where every
-utterance is damaged at random: another speed, a room, colored noise, other voices, tones, a band, an equalizer, a level,
+utterance is damaged at random: another speed, a longer or shorter throat, a room, colored noise, other voices, tones, a band, an equalizer, a level,
 clipping. The thinker is asked to answer a question, to repeat what follows "say", to write down what it heard, and, where
 there is nothing but noise, tones or silence, to say that it did not understand; with earlier turns, of sound or text, and
 among its typed tasks of before (train_thinker.py). Losses: cross entropy of answers; CTC of the words on the tower's rows
@@ -18,6 +19,7 @@ import argparse, copy, glob, json, math, os, random, time
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
 from torch.utils.data import DataLoader, IterableDataset
 from muon import Muon
+from safetensors.torch import load_file
 from nets import Ids, TH, Thinker, VOCAB, World, from_hf
 from train_thinker import SYS, Tasks, check
 
@@ -103,9 +105,16 @@ class Spectrum(nn.Module):
         self.register_buffer("bank", torch.tensor(bank, dtype=torch.float32).T.contiguous(), persistent=False)
         self.register_buffer("window", torch.hann_window(N_FFT), persistent=False)
 
-    def forward(self, x, n):
-        """x [B, N] samples, zero behind the n [B] that count -> mel [B, bins, whole chunks], frames [B]"""
+    def forward(self, x, n, warp=None):
+        """x [B, N] samples, zero behind the n [B] that count -> mel [B, bins, whole chunks], frames [B]. warp [B, 1]: as if
+        the throat were so much shorter"""
         s = torch.stft(x, N_FFT, HOP, window=self.window, return_complex=True)[..., :-1].abs() ** 2
+        if warp is not None:
+            top = s.shape[1] - 1
+            at = (torch.arange(top + 1, device=x.device)[None] / warp).clamp(max=top)
+            low, part = at.long(), (at % 1)[:, :, None]
+            take = lambda k: s.gather(1, k[:, :, None].expand(-1, -1, s.shape[2]))
+            s = take(low) * (1 - part) + take((low + 1).clamp(max=top)) * part
         m = (self.bank @ s).clamp(min=1e-10).log10()
         frames = n // HOP
         seen = (torch.arange(m.shape[-1], device=x.device)[None] < frames[:, None])[:, None]
@@ -390,7 +399,7 @@ def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
         if len(none):
             x[none] = damage.nothing(len(none), N)
         x = x * (torch.arange(N, device=dev)[None] < n[:, None])
-        mel, frames = spectrum(x, n)
+        mel, frames = spectrum(x, n, 1 + (damage.u(len(clips), 1) * 2 - 1) * 0.16 * hard)
         for size, axis in ((18, 1), (18, 1), (22, 2)):  # bands and moments that are missing
             whole = mel.shape[axis]
             at, width = damage.u(len(clips), 1) * whole, damage.u(len(clips), 1) * size * hard * (damage.u(len(clips), 1) < 0.5)
@@ -589,6 +598,9 @@ def main():
     torch.backends.cudnn.benchmark = False
     m = Ears().to(dev)
     m.thinker.load_state_dict(from_hf(a.checkpoint)["thinker"])
+    tower = {k[21:]: v for k, v in load_file(f"{a.checkpoint}/model.safetensors").items() if k.startswith("thinker.audio_tower.")}
+    if tower and tower["ln_post.weight"].shape == m.tower.ln_post.weight.shape and len(tower) == len(m.tower.state_dict()):
+        m.tower.load_state_dict({k: v.float() for k, v in tower.items()})
     if a.init:
         before = torch.load(a.init, map_location=dev)
         m.tower.load_state_dict(before["tower"])

@@ -242,9 +242,13 @@ fn media(config: &Config, checkpoint: &Checkpoint) -> Option<String> {
     if !checkpoint.stages().contains(&StageName::Encoder) {
         return None;
     }
-    if !omni_engine::model_info(checkpoint, config).is_ok_and(|info| info.sees) {
-        return Some("refused: the checkpoint has no preprocessor_config.json".to_owned());
-    }
+    let info = omni_engine::model_info(checkpoint, config).ok()?;
+    let what = match (info.hears, info.sees) {
+        (true, true) => "hears and sees",
+        (true, false) => "hears; pictures are refused, there is no vision tower",
+        (false, true) => "sees; sound is refused, there is no audio tower",
+        (false, false) => return Some("refused: the checkpoint has no preprocessor_config.json".to_owned()),
+    };
     let media = &config.media;
     let films = match &media.ffmpeg {
         Some(program) if is_there(program) => format!("films by {}", program.display()),
@@ -253,7 +257,7 @@ fn media(config: &Config, checkpoint: &Checkpoint) -> Option<String> {
     };
     let mib = |bytes: usize| bytes >> 20;
     Some(format!(
-        "at most {} files, {} s, pictures seen at {:.1} megapixels; {films}; at most {} MiB decoded, {} MiB of embeddings, \
+        "{what}; at most {} files, {} s, pictures seen at {:.1} megapixels; {films}; at most {} MiB decoded, {} MiB of embeddings, \
          {} MiB kept, and {} MiB of spectra",
         media.max_files,
         media.max_seconds,

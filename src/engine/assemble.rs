@@ -286,8 +286,7 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
             instructions: tts.follows_instructions,
         }),
     };
-    // A checkpoint has both towers or none.
-    let senses = media::is_served(checkpoint);
+    let senses = media::served(checkpoint);
     Ok(ModelInfo {
         id: config.model.name.clone(),
         voices: talker.speaker_names().into_iter().filter(|_| named).map(str::to_owned).collect(),
@@ -296,9 +295,9 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,
         fade_in: config.speech.fade_in,
         word_times: aligner::exists(checkpoint) || config.aligner.checkpoint.is_some(),
-        hears: senses,
-        window: if senses { window_of_sound(checkpoint)? } else { Duration::ZERO },
-        sees: senses,
+        hears: senses.hears,
+        window: if senses.hears { window_of_sound(checkpoint)? } else { Duration::ZERO },
+        sees: senses.sees,
         tools: matches!(family, Family::Omni(_)) && checkpoint.prompter()?.knows_tools(),
         tts,
     })

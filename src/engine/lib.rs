@@ -95,7 +95,7 @@ use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
 use omni_media::Medium;
 use omni_model::LoadError;
-use omni_model::checkpoint::Checkpoint;
+use omni_model::checkpoint::{Checkpoint, Senses};
 use omni_stage::StageStatus;
 use omni_stage::process::Nodes;
 use omni_telemetry::trace::Recorder;
@@ -454,7 +454,12 @@ impl Engine {
             (Given::Decoded(media), _) => Prepared { media, ..Prepared::default() },
             (Given::Files(files), Some(preparer)) if aside => preparer.prepare_aside(files, owner).await?,
             (Given::Files(files), Some(preparer)) => preparer.prepare(files, owner).await?,
-            (Given::Files(files), None) => return Err(media::cannot(&files)),
+            (Given::Files(files), None) => {
+                return Err(media::cannot(Senses::default(), &files).unwrap_or(SubmitError::Invalid {
+                    param: "messages",
+                    message: "this model takes text alone".to_owned(),
+                }));
+            }
         };
         // Media are hashed.
         let work = if text_alone { chars } else { usize::MAX };

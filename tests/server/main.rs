@@ -5,6 +5,7 @@
 mod support;
 
 mod e2e_http;
+mod hearing;
 mod hostile;
 mod kept;
 mod keys;

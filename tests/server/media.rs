@@ -129,18 +129,31 @@ fn a_checkpoint_tells_what_it_takes_and_text_alone_prepares_nothing() {
 }
 
 #[test]
-fn a_model_that_cannot_see_says_so_before_anything_is_read() {
-    let serving = Omni::new().arguments(&["run", "--listen", "127.0.0.1:0"]).serve().ready();
-    let models = Ask::new("GET", "/v1/models", &[], "").send(&serving.url).json();
-    assert_eq!(models["data"][0]["input_modalities"], json!(["text"]));
-    for (part, senses) in [
-        (json!({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), "cannot see"),
-        (json!({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}), "cannot hear"),
-    ] {
-        let (status, param, message) = error(&ask(&json!([part]), &json!({})).send(&serving.url));
-        assert_eq!((status, param.as_str()), (400, "messages[0].content[0]"));
-        assert!(message.contains(senses), "{message}");
+fn a_model_that_lacks_a_sense_says_so_before_anything_is_read() {
+    let picture = (json!({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), "cannot see");
+    let recording = (json!({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}), "cannot hear");
+    let refuses = |serving: &Serving, refused: &[&(Value, &str)]| {
+        for (part, senses) in refused {
+            let (status, param, message) = error(&ask(&json!([part]), &json!({})).send(&serving.url));
+            assert_eq!((status, param.as_str()), (400, "messages[0].content[0]"));
+            assert!(message.contains(senses), "{message}");
+        }
+        Ask::new("GET", "/v1/models", &[], "").send(&serving.url).json()["data"][0]["input_modalities"].clone()
+    };
+    let hearing = Omni::new().arguments(&["run", "--listen", "127.0.0.1:0"]).serve().ready();
+    assert_eq!(refuses(&hearing, &[&picture]), json!(["text", "audio"]));
+    // The same voice without its front end.
+    let omni = Omni::new();
+    let voice = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
+    for file in std::fs::read_dir(&voice).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = file.file_name().unwrap();
+        if name != "preprocessor_config.json" {
+            std::os::unix::fs::symlink(&file, omni.path(name.to_str().unwrap())).unwrap();
+        }
     }
+    let set = format!("model.checkpoint={}", omni.path(""));
+    let deaf = omni.arguments(&["run", "--listen", "127.0.0.1:0", "--set", &set]).serve().ready();
+    assert_eq!(refuses(&deaf, &[&picture, &recording]), json!(["text"]));
 }
 
 #[test]

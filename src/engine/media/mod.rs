@@ -32,7 +32,7 @@ use omni_media::ffmpeg::{Ffmpeg, ProcessLimits};
 use omni_media::medium::MediaHash;
 use omni_media::mel::LogMel;
 use omni_media::{MediaLimits, Medium};
-use omni_model::checkpoint::Checkpoint;
+use omni_model::checkpoint::{Checkpoint, Senses};
 use omni_model::hf::{Family, MediaConfig};
 use omni_telemetry::MediaMetrics;
 use spectra::Spectra;
@@ -57,6 +57,7 @@ pub(crate) struct Preparer(Arc<Inner>);
 
 struct Inner {
     front: MediaConfig,
+    senses: Senses,
     mel: LogMel,
     spectra: Spectra,
     limits: MediaLimits,
@@ -84,20 +85,22 @@ pub(crate) struct Prepared {
     pub memory: Option<Held>,
 }
 
-/// Whether chat turns of this checkpoint may carry media.
-pub(crate) fn is_served(checkpoint: &Checkpoint) -> bool {
-    let Family::Omni(omni) = checkpoint.family() else { return false };
-    let towers = omni.thinker.audio.is_some() && omni.thinker.vision.is_some();
-    towers && checkpoint.files().exists("preprocessor_config.json")
+/// What chat turns of this checkpoint may carry besides text.
+pub(crate) fn served(checkpoint: &Checkpoint) -> Senses {
+    match checkpoint.files().exists("preprocessor_config.json") {
+        true => checkpoint.senses(),
+        false => Senses::default(),
+    }
 }
 
-/// The error of a request with media for a model that takes none.
-pub(crate) fn cannot(sources: &[MediaSource]) -> SubmitError {
-    let senses = match sources.first().map(MediaSource::kind) {
-        Some(MediaKind::Audio) => "hear",
-        _ => "see",
+/// The error of a request with media for a model that has not the senses for one of them; `None` where it has.
+pub(crate) fn cannot(senses: Senses, sources: &[MediaSource]) -> Option<SubmitError> {
+    let lacks = |source: &MediaSource| match source.kind() {
+        MediaKind::Audio => (!senses.hears).then_some("hear"),
+        _ => (!senses.sees).then_some("see"),
     };
-    SubmitError::Medium { index: 0, frame: None, message: format!("this model cannot {senses}; send text") }
+    let (index, sense) = sources.iter().enumerate().find_map(|(index, source)| Some((index, lacks(source)?)))?;
+    Some(SubmitError::Medium { index, frame: None, message: format!("this model cannot {sense}; send text") })
 }
 
 impl Preparer {
@@ -106,18 +109,20 @@ impl Preparer {
     /// # Errors
     /// [`StartError`] for a `preprocessor_config.json` that describes no front end, and for `media.decode`.
     pub fn new(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Preparer>, StartError> {
-        if !is_served(checkpoint) {
+        let senses = served(checkpoint);
+        if !senses.any() {
             return Ok(None);
         }
         let front = MediaConfig::load(checkpoint.files())?;
         let Family::Omni(omni) = checkpoint.family() else { return Ok(None) };
         let max_tokens = omni.thinker.text.max_position_embeddings;
         let decoders = Decoders::for_media(&config.media)?;
-        Preparer::with(front, max_tokens, &config.media, decoders).map(Some)
+        Preparer::with(front, senses, max_tokens, &config.media, decoders).map(Some)
     }
 
     fn with(
         mut front: MediaConfig,
+        senses: Senses,
         max_tokens: usize,
         config: &MediaInputConfig,
         decoders: Decoders,
@@ -136,6 +141,7 @@ impl Preparer {
         let film = |program| Ffmpeg { program, limits: process, launcher: binary() };
         Ok(Preparer(Arc::new(Inner {
             front,
+            senses,
             mel,
             spectra: Spectra::new(config.max_cached_spectra),
             limits,
@@ -239,6 +245,9 @@ impl Inner {
                 self.max_files
             );
             return Err(SubmitError::Invalid { param: "messages", message });
+        }
+        if let Some(error) = cannot(self.senses, sources) {
+            return Err(error);
         }
         for (index, source) in sources.iter().enumerate() {
             let kind = name(source.kind());

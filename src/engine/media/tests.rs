@@ -19,7 +19,7 @@ fn helped(helpers: usize, change: impl FnOnce(&mut MediaInputConfig)) -> Prepare
     config.ffmpeg = Some("/no/such/ffmpeg".into());
     change(&mut config);
     let front = MediaConfig::load(&files).unwrap();
-    Preparer::with(front, 8_000, &config, Decoders::in_thread(helpers)).unwrap()
+    Preparer::with(front, Senses { hears: true, sees: true }, 8_000, &config, Decoders::in_thread(helpers)).unwrap()
 }
 
 fn wav(samples: u32) -> Arc<[u8]> {

@@ -37,6 +37,22 @@ pub struct Checkpoint {
     codec: Option<Source>,
 }
 
+/// What a model takes in besides text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Senses {
+    /// Sound.
+    pub hears: bool,
+    /// Pictures and films.
+    pub sees: bool,
+}
+
+impl Senses {
+    /// Whether it takes in anything besides text.
+    pub fn any(self) -> bool {
+        self.hears || self.sees
+    }
+}
+
 impl Checkpoint {
     /// Opens a folder.
     ///
@@ -139,11 +155,17 @@ impl Checkpoint {
     /// Stages of the pipeline, upstream first: with an encoder where the config describes a tower and the weights have
     /// it.
     pub fn stages(&self) -> &'static [StageName] {
-        let Family::Omni(config) = &self.family else { return self.family.stages() };
+        if self.senses().any() { &StageName::ALL } else { self.family.stages() }
+    }
+
+    /// What it can take in besides text: the towers that the config describes and the weights have.
+    pub fn senses(&self) -> Senses {
+        let Family::Omni(config) = &self.family else { return Senses::default() };
         let loader = self.loader(&[], &Device::Cpu);
-        let hears = config.thinker.audio.is_some() && loader.scope("thinker.audio_tower.conv_out").offers("weight");
-        let sees = config.thinker.vision.is_some() && loader.scope("thinker.visual.patch_embed.proj").offers("weight");
-        if hears || sees { &StageName::ALL } else { self.family.stages() }
+        Senses {
+            hears: config.thinker.audio.is_some() && loader.scope("thinker.audio_tower.conv_out").offers("weight"),
+            sees: config.thinker.vision.is_some() && loader.scope("thinker.visual.patch_embed.proj").offers("weight"),
+        }
     }
 
     /// The config of a Qwen3-Omni checkpoint.
