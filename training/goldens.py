@@ -108,7 +108,14 @@ if m.config.thinker_config.audio_config.d_model > 32:  # trained ears
         with wave.open(f"{ASKED}/{name}") as f:
             assert f.getframerate() == 16000 and f.getnchannels() == 1, name
             samples = np.frombuffer(f.readframes(f.getnframes()), np.int16).astype(np.float32) / 32768
-        x = features(samples, sampling_rate=16000, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt")
+        x = features(
+            samples,
+            sampling_rate=16000,
+            padding=True,
+            truncation=False,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
         frames = int(x.attention_mask.sum())
         pads = "<|audio_pad|>" * (13 * (frames // 100) + -(-(frames % 100) // 8))
         text = f"<|im_start|>user\n<|audio_start|>{pads}<|audio_end|>{ask}<|im_end|>\n<|im_start|>assistant\n"

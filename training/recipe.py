@@ -174,7 +174,9 @@ def main():
     )
     some = ["--part", 10] if tiny else []
     for name, what in (("judged", ["--judge", 8 if tiny else 300]), ("said", ["--parts", 8] if tiny else [])):
-        run.start(name, "said.py", w / "text", w / name, "--workers", workers, *hibari, *some, *what, done=f"{name}/DONE")
+        run.start(
+            name, "said.py", w / "text", w / name, "--workers", workers, *hibari, *some, *what, done=f"{name}/DONE"
+        )
         if tiny or name == "judged":
             run.wait(name)
     run.wait("assemble")

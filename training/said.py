@@ -22,8 +22,28 @@ import numpy as np
 
 SR, RMS, LAB = 16000, 0.07, 200
 PLAIN = re.compile(r"^[A-Za-z ,.'!?;:-]+$")
-BEFORE = ["Say", "Say", "Say", "Say this", "Please say", "Repeat after me", "Repeat", "Please repeat after me", "Read this aloud"]
-ACCENTS = ["en-us", "en-us", "en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029"]
+BEFORE = [
+    "Say",
+    "Say",
+    "Say",
+    "Say this",
+    "Please say",
+    "Repeat after me",
+    "Repeat",
+    "Please repeat after me",
+    "Read this aloud",
+]
+ACCENTS = [
+    "en-us",
+    "en-us",
+    "en-us",
+    "en-gb",
+    "en-gb-x-rp",
+    "en-gb-scotland",
+    "en-gb-x-gbclan",
+    "en-gb-x-gbcwmd",
+    "en-029",
+]
 UNHEARD = ["Annie", "Diogo", "anika", "linda", "max", "steph2"]  # variants of espeak-ng for the judge
 SHARE = {"teacher": 0.50, "espeak": 0.24, "flite": 0.18, "festival": 0.08}
 
@@ -49,7 +69,14 @@ def lines(folder):
             continue
         if r.random() < 0.3:
             before = r.choice(BEFORE)
-            out.append({"kind": "s", "say": f"{before}{r.choice([':', ',', ''])} {text}", "label": f"{before}: {text}", "answer": text})
+            out.append(
+                {
+                    "kind": "s",
+                    "say": f"{before}{r.choice([':', ',', ''])} {text}",
+                    "label": f"{before}: {text}",
+                    "answer": text,
+                }
+            )
         else:
             out.append({"kind": "t", "say": text, "label": text, "answer": ""})
     return out
@@ -61,7 +88,9 @@ def resample(w, source, target=SR):
         return w
     n = len(w) + source // 10
     n += -n % (source // np.gcd(source, target))
-    return (np.fft.irfft(np.fft.rfft(np.pad(w, (0, n - len(w)))), n * target // source) * (target / source)).astype(np.float32)
+    return (np.fft.irfft(np.fft.rfft(np.pad(w, (0, n - len(w)))), n * target // source) * (target / source)).astype(
+        np.float32
+    )
 
 
 class Teacher:
@@ -85,9 +114,13 @@ class Teacher:
             lh, ln, lr = (x[low] * (1 - part) + x[up] * part for x in (lh, ln, lr))
             voiced = pitch > 40
             mean = np.exp(np.log(pitch[voiced]).mean()) if voiced.any() else 1.0
-            pitch = np.where(voiced, np.clip(mean * f0 * (np.maximum(pitch, 1) / mean) ** swing, 55, 480), 0).astype(np.float32)
+            pitch = np.where(voiced, np.clip(mean * f0 * (np.maximum(pitch, 1) / mean) ** swing, 55, 480), 0).astype(
+                np.float32
+            )
             out.append(self.t.dsp.synth(lh, th[near], ln, lr, phi[near], pitch, rng))
-            sounding.append(np.repeat(np.asarray(ids, np.int16)[np.clip(which, 0, len(ids) - 1)], 400 // LAB))  # 25 ms each
+            sounding.append(
+                np.repeat(np.asarray(ids, np.int16)[np.clip(which, 0, len(ids) - 1)], 400 // LAB)
+            )  # 25 ms each
         if not out:
             return None, None
         return resample(np.concatenate(out), 24000), np.concatenate(sounding)
@@ -99,13 +132,25 @@ class Programs:
     def __init__(self, folder):
         self.folder, self.tmp = folder, tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.env = {**os.environ, **({"LD_LIBRARY_PATH": f"{folder}/lib"} if folder else {})}
-        data = f"{folder}/espeak-ng-data" if folder else next(
-            (x for x in ("/usr/lib/x86_64-linux-gnu/espeak-ng-data", "/usr/share/espeak-ng-data") if os.path.isdir(x)), "")
+        data = (
+            f"{folder}/espeak-ng-data"
+            if folder
+            else next(
+                (
+                    x
+                    for x in ("/usr/lib/x86_64-linux-gnu/espeak-ng-data", "/usr/share/espeak-ng-data")
+                    if os.path.isdir(x)
+                ),
+                "",
+            )
+        )
         self.data, self.variants = data, sorted(x for x in os.listdir(f"{data}/voices/!v") if x not in UNHEARD)
 
     def run(self, name, *args):
         path = f"{self.folder}/bin/{name}" if self.folder else name
-        subprocess.run([path, *args], env=self.env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+        subprocess.run(
+            [path, *args], env=self.env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
+        )
 
     def wav(self, path):
         with wave.open(path) as f:
@@ -118,12 +163,26 @@ class Programs:
         out = f"{self.tmp}/e.wav"
         voice = f"{r.choice(ACCENTS)}+{r.choice(variants or self.variants)}"
         path = ["--path=" + os.path.dirname(self.data)] if self.folder else []
-        self.run("espeak-ng", *path, "-v", voice, "-p", str(r.randint(20, 80)), "-s", str(r.randint(120, 215)), "-w", out, text)
+        self.run(
+            "espeak-ng",
+            *path,
+            "-v",
+            voice,
+            "-p",
+            str(r.randint(20, 80)),
+            "-s",
+            str(r.randint(120, 215)),
+            "-w",
+            out,
+            text,
+        )
         return self.wav(out)
 
     def flite(self, text, r, voices=("kal16", "awb", "rms", "rms", "awb")):
         out, voice = f"{self.tmp}/f.wav", r.choice(voices)
-        self.run("flite", "-voice", voice, "--setf", f"duration_stretch={r.uniform(0.8, 1.3):.2f}", "-t", text, "-o", out)
+        self.run(
+            "flite", "-voice", voice, "--setf", f"duration_stretch={r.uniform(0.8, 1.3):.2f}", "-t", text, "-o", out
+        )
         return self.wav(out)
 
     def pico(self, text, r):
@@ -137,7 +196,9 @@ class Programs:
         for k, text in enumerate(texts):
             text = re.sub(r'["\\\\]', " ", text)
             stretch = f"(Parameter.set 'Duration_Stretch {r.uniform(0.8, 1.3):.2f})"
-            script.append(f'{stretch}(utt.save.wave (utt.synth (Utterance Text "{text}")) "{self.tmp}/v{k}.wav" \'riff)')
+            script.append(
+                f'{stretch}(utt.save.wave (utt.synth (Utterance Text "{text}")) "{self.tmp}/v{k}.wav" \'riff)'
+            )
         open(f"{self.tmp}/s.scm", "w").write("\n".join(script) + "\n")
         self.run("festival", "-b", f"{self.tmp}/s.scm")  # reads /usr/share/festival
         paths = [f"{self.tmp}/v{k}.wav" for k in range(len(texts))]
@@ -232,7 +293,10 @@ def jobs(all_lines, a, stop):
     if a.judge:
         voices = ["pico", "flite:slt", "espeak:unheard", "festival:ked_diphone", "festival:cmu_us_slt_arctic_hts"]
         said = [all_lines[i] for i in r.sample(asked, min(a.judge, len(asked)))]
-        said += [{"kind": "t", "say": t, "label": t, "answer": ""} for t in open(f"{a.text}/heldout.txt").read().split("\n")[:-1]]
+        said += [
+            {"kind": "t", "say": t, "label": t, "answer": ""}
+            for t in open(f"{a.text}/heldout.txt").read().split("\n")[:-1]
+        ]
         for n, x in enumerate(said):
             all_lines.append({**x, "set": n})
         new = list(range(len(all_lines) - len(said), len(all_lines)))

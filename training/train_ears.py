@@ -20,7 +20,7 @@ import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
 from torch.utils.data import DataLoader, IterableDataset
 from muon import Muon
 from safetensors.torch import load_file
-from nets import Ids, TH, Thinker, VOCAB, World, from_hf
+from nets import TH, Thinker, VOCAB, World, from_hf
 from train_thinker import SYS, Tasks, check
 
 SR, HOP, N_FFT, BINS = 16000, 160, 400, 128
@@ -175,7 +175,9 @@ class Damage(nn.Module):
         low = torch.where(self.u(B, 1) < 0.3, self.u(B, 1, lo=2800, hi=7000), 2e4)
         high = torch.where(self.u(B, 1) < 0.4, self.u(B, 1, lo=50, hi=350), 1.0)
         band = (1 + (f[None] / low) ** 12) ** -0.5 * (1 + (high / (f[None] + 1)) ** 6) ** -0.5
-        curve = F.interpolate(self.n(B, 1, 9) * self.u(B, 1, 1, lo=0, hi=5), nf // 2 + 1, mode="linear", align_corners=True)[:, 0]
+        curve = F.interpolate(
+            self.n(B, 1, 9) * self.u(B, 1, 1, lo=0, hi=5), nf // 2 + 1, mode="linear", align_corners=True
+        )[:, 0]
         x = torch.fft.irfft(spectrum * torch.fft.rfft(room) * band * 10 ** (curve / 20), nf)[:, :N]
         now = (x.pow(2).sum(1, keepdim=True) / n[:, None]).sqrt() + 1e-6
         x = x * (power / now)
@@ -209,7 +211,9 @@ class Sounds:
         self.folder, self.W, self.dev = folder, world, device
         self.pcm = torch.zeros(int(hours * 3600 * SR), dtype=torch.int16, device=device)
         self.lab = torch.zeros(int(hours * 3600 * SR) // LAB, dtype=torch.int16, device=device)
-        self.rows = torch.zeros(int(hours * 2400), 4, dtype=torch.int64).share_memory_()  # line, first sample, samples, teacher
+        self.rows = torch.zeros(
+            int(hours * 2400), 4, dtype=torch.int64
+        ).share_memory_()  # line, first sample, samples, teacher
         self.count = torch.zeros(1, dtype=torch.int64).share_memory_()
         self.end, self.known = 0, set()
         while not os.path.exists(f"{folder}/lines.jsonl"):
@@ -223,7 +227,11 @@ class Sounds:
                 self.known.add(path)
                 continue
             pcm, lab = (torch.from_numpy(np.load(path[:-5] + x)) for x in (".npy", ".lab.npy"))
-            new = [[line, self.end + at, n, voice == "teacher"] for line, voice, at, n in json.load(open(path)) if n >= SR // 3]
+            new = [
+                [line, self.end + at, n, voice == "teacher"]
+                for line, voice, at, n in json.load(open(path))
+                if n >= SR // 3
+            ]
             n = int(self.count)
             if self.end + len(pcm) > len(self.pcm) or n + len(new) > len(self.rows):
                 break
@@ -402,7 +410,10 @@ def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
         mel, frames = spectrum(x, n, 1 + (damage.u(len(clips), 1) * 2 - 1) * 0.16 * hard)
         for size, axis in ((18, 1), (18, 1), (22, 2)):  # bands and moments that are missing
             whole = mel.shape[axis]
-            at, width = damage.u(len(clips), 1) * whole, damage.u(len(clips), 1) * size * hard * (damage.u(len(clips), 1) < 0.5)
+            at, width = (
+                damage.u(len(clips), 1) * whole,
+                damage.u(len(clips), 1) * size * hard * (damage.u(len(clips), 1) < 0.5),
+            )
             k = torch.arange(whole, device=dev)[None]
             hole = (k >= at) & (k < at + width)
             mel = mel.masked_fill(hole[:, :, None] if axis == 1 else hole[:, None], 0)
@@ -436,7 +447,14 @@ def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
         found.append(rows)
         longest.append(rows.shape[1])
         t = teacher[part]
-        middles.append((middle, sounds.phonemes(some, speed, rows.shape[1]), t[:, None] & (torch.arange(rows.shape[1], device=clips.device)[None] < count_tokens(some[:, 4])[:, None])))
+        middles.append(
+            (
+                middle,
+                sounds.phonemes(some, speed, rows.shape[1]),
+                t[:, None]
+                & (torch.arange(rows.shape[1], device=clips.device)[None] < count_tokens(some[:, 4])[:, None]),
+            )
+        )
     most = max(longest)
     back = torch.cat(parts).argsort()
     rows = torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
@@ -444,7 +462,9 @@ def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
     out = {}
     mids = torch.cat([x[k] for x, _, k in middles])
     labels = torch.cat([y[k] for _, y, k in middles])
-    out["sounds"] = F.cross_entropy(m.guide(mids).view(-1, PHONEMES).float(), labels.flatten()) if len(mids) else rows.sum() * 0
+    out["sounds"] = (
+        F.cross_entropy(m.guide(mids).view(-1, PHONEMES).float(), labels.flatten()) if len(mids) else rows.sum() * 0
+    )
     ok = (many > 0) & (many < tokens)
     logp = m.ctc(rows[ok]).float().log_softmax(-1).transpose(0, 1)
     out["ctc"] = F.ctc_loss(logp, words[ok], tokens[ok], many[ok], blank=VOCAB, zero_infinity=True)
@@ -471,7 +491,6 @@ def generate(m, ids, rows, clips, pad, eos, most=60):
     """Greedy answers to prompts, each with one sound of clips[i] rows, or 0. -> token lists"""
     dev = rows.device
     L = max(len(x) for x in ids)
-    out = [list(x) for x in ids]
     ends, e = [len(x) for x in ids], torch.zeros(len(ids), L + most, TH["hidden"], device=dev)
     for i, x in enumerate(ids):
         t = torch.tensor([x], device=dev)
@@ -512,6 +531,7 @@ def errors(a, b):
 @torch.no_grad()
 def judge(m, plan, spectrum, damage, folder, dev, noise=None):
     """Questions answered as typed ones are, words written down wrongly, by voice; sounds without speech left unanswered."""
+
     class One:
         rank, size = 0, 1
 
@@ -560,10 +580,25 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
     none = damage.nothing(200, SR * 3)
     n = torch.full((200,), SR * 3, device=dev)
     heard = m.tower(*spectrum(none, n))
-    body = [I.im_start, I.user, I.nl, plan.start, *[plan.pad] * tokens_of(300), plan.stop, I.im_end, I.nl, I.im_start, I.assistant, I.nl]
+    body = [
+        I.im_start,
+        I.user,
+        I.nl,
+        plan.start,
+        *[plan.pad] * tokens_of(300),
+        plan.stop,
+        I.im_end,
+        I.nl,
+        I.im_start,
+        I.assistant,
+        I.nl,
+    ]
     said = generate(m, [body] * 200, heard, [tokens_of(300)] * 200, plan.pad, I.im_end, 20)
     quiet = sum(I.tok.decode(t).strip() == SORRY for t in said)
-    show = {k: f"{r[0]}/{r[1]} answered, {100 * r[2] / max(r[3], 1):.1f} % of {r[3]} words wrong" for k, r in sorted(res.items())}
+    show = {
+        k: f"{r[0]}/{r[1]} answered, {100 * r[2] / max(r[3], 1):.1f} % of {r[3]} words wrong"
+        for k, r in sorted(res.items())
+    }
     return {**show, "no speech": f"{quiet}/200 not answered"}
 
 
@@ -574,7 +609,9 @@ def main():
     ap.add_argument("checkpoint")
     ap.add_argument("out")
     ap.add_argument("--minutes", type=float, default=20)
-    ap.add_argument("--done-by", type=float, default=0, help="seconds since 1970 at which to be done, whatever --minutes says")
+    ap.add_argument(
+        "--done-by", type=float, default=0, help="seconds since 1970 at which to be done, whatever --minutes says"
+    )
     ap.add_argument("--device", default="cuda")
     ap.add_argument("--workers", type=int, default=3, help="processes that plan batches")
     ap.add_argument("--parts", type=int, default=3, help="parts of a batch, by length")
@@ -598,9 +635,11 @@ def main():
     torch.backends.cudnn.benchmark = False
     m = Ears().to(dev)
     m.thinker.load_state_dict(from_hf(a.checkpoint)["thinker"])
-    tower = {k[21:]: v for k, v in load_file(f"{a.checkpoint}/model.safetensors").items() if k.startswith("thinker.audio_tower.")}
-    if tower and tower["ln_post.weight"].shape == m.tower.ln_post.weight.shape and len(tower) == len(m.tower.state_dict()):
-        m.tower.load_state_dict({k: v.float() for k, v in tower.items()})
+    before = "thinker.audio_tower."
+    weights = load_file(f"{a.checkpoint}/model.safetensors").items()
+    tower = {k.removeprefix(before): v.float() for k, v in weights if k.startswith(before)}
+    if {k: v.shape for k, v in tower.items()} == {k: v.shape for k, v in m.tower.state_dict().items()}:
+        m.tower.load_state_dict(tower)
     if a.init:
         before = torch.load(a.init, map_location=dev)
         m.tower.load_state_dict(before["tower"])
@@ -618,12 +657,21 @@ def main():
     log = lambda *x: print(f"[ears {W.rank}]", *x, flush=True) if W.rank == 0 else None
     every = [p for p in m.parameters() if p.requires_grad]
     th = {id(p) for p in m.thinker.parameters()}
-    matrix = lambda n, p: p.dim() >= 2 and "conv2d" not in n and "ctc" not in n and "guide" not in n and "lm_head" not in n and min(p.shape[-2:]) >= 16
+    matrix = lambda n, p: (
+        p.dim() >= 2
+        and "conv2d" not in n
+        and "ctc" not in n
+        and "guide" not in n
+        and "lm_head" not in n
+        and min(p.shape[-2:]) >= 16
+    )
     named = [(n, p) for n, p in m.named_parameters() if p.requires_grad]
     muons = [Muon([p for n, p in named if matrix(n, p) and (id(p) in th) == t]) for t in (False, True)]
     rest = [[p for n, p in named if not matrix(n, p) and (id(p) in th) == t] for t in (False, True)]
     adamw = torch.optim.AdamW([{"params": x} for x in rest], betas=(0.9, 0.97), weight_decay=0.01, fused=cuda)
-    log(f"tower {sum(p.numel() for p in m.tower.parameters()) / 1e6:.2f} M, thinker {sum(p.numel() for p in m.thinker.parameters()) / 1e6:.2f} M")
+    log(
+        f"tower {sum(p.numel() for p in m.tower.parameters()) / 1e6:.2f} M, thinker {sum(p.numel() for p in m.thinker.parameters()) / 1e6:.2f} M"
+    )
     sounds.wait(a.hours)
     W.agree(0)
     log(f"{sounds.end / SR / 3600:.1f} h at the start; {W.size} processes")
@@ -632,10 +680,19 @@ def main():
         Batches(sounds, a.text, a.clips, a.most, a.parts, a.seed * 131 + W.rank * 17), batch_size=None, num_workers=a.workers,
         prefetch_factor=4 if a.workers else None, pin_memory=cuda,
     )  # fmt: skip
+
     def move(b):
         to = lambda x: x.to(dev, non_blocking=True)
         speed, clips, words, many, teacher, parts, groups = b
-        return speed, to(clips), to(words), to(many), to(teacher), [to(p) for p in parts], [(to(x), to(y), n) for x, y, n in groups]
+        return (
+            speed,
+            to(clips),
+            to(words),
+            to(many),
+            to(teacher),
+            [to(p) for p in parts],
+            [(to(x), to(y), n) for x, y, n in groups],
+        )
 
     begun, step, heard = time.time(), 0, 0
     end = a.done_by or begun + a.minutes * 60
@@ -677,7 +734,9 @@ def main():
         if step in (1, 3, 10, 30, 100) or now - shown > 10:
             shown = now
             text = " ".join(f"{k} {float(torch.as_tensor(v).detach()):.3f}" for k, v in out.items())
-            log(f"step {step} {now - begun:.0f}s {step / (now - begun):.1f}/s {text} norm {float(norm):.2f} lr {lr:.1e} heard {heard:.0f} h of {sounds.end / SR / 3600 * W.size:.0f}")
+            log(
+                f"step {step} {now - begun:.0f}s {step / (now - begun):.1f}/s {text} norm {float(norm):.2f} lr {lr:.1e} heard {heard:.0f} h of {sounds.end / SR / 3600 * W.size:.0f}"
+            )
         if W.rank == 0 and a.judge and now - judged > a.every and share > a.alone:
             judged = now
             log(json.dumps(judge(ema, plan, spectrum, damage, a.judge, dev), indent=1))
@@ -696,7 +755,10 @@ def main():
 
 
 def save(m, out):
-    state = {k: {n: p.detach().cpu() for n, p in getattr(m, k).state_dict().items()} for k in ("tower", "thinker", "ctc", "guide")}
+    state = {
+        k: {n: p.detach().cpu() for n, p in getattr(m, k).state_dict().items()}
+        for k in ("tower", "thinker", "ctc", "guide")
+    }
     torch.save(state, f"{out}/ears.tmp")
     os.replace(f"{out}/ears.tmp", f"{out}/ears.pt")
 

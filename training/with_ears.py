@@ -24,7 +24,10 @@ def main(checkpoint, ears, out):
         heard = torch.load(f"{ears}/ears.pt", map_location="cpu")
     else:
         heard = {k: torch.load(f"{ears}/{k}.pt", map_location="cpu") for k in ("tower", "thinker")}
-    towers = ("thinker.audio_tower.", "thinker.visual.")  # the other one was never trained: this model says that it cannot see
+    towers = (
+        "thinker.audio_tower.",
+        "thinker.visual.",
+    )  # the other one was never trained: this model says that it cannot see
     sd = {k: v for k, v in load_file(f"{checkpoint}/model.safetensors").items() if not k.startswith(towers)}
     thinker = Thinker()
     thinker.load_state_dict({k: v.float() for k, v in heard["thinker"].items()})
@@ -38,7 +41,9 @@ def main(checkpoint, ears, out):
     token = Tokenizer.from_file(f"{checkpoint}/tokenizer.json").encode(SAID).ids
     w = lambda name: sd[f"talker.text_projection.{name}"].float()
     x = sd[same][token[0]].float()
-    row = w("linear_fc2.weight") @ torch.nn.functional.silu(w("linear_fc1.weight") @ x + w("linear_fc1.bias")) + w("linear_fc2.bias")
+    row = w("linear_fc2.weight") @ torch.nn.functional.silu(w("linear_fc1.weight") @ x + w("linear_fc1.bias")) + w(
+        "linear_fc2.bias"
+    )
     for name in ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight"):
         new[f"talker.hidden_projection.{name}"] = torch.zeros_like(w(name))
     new["talker.hidden_projection.linear_fc2.bias"] = row
@@ -55,7 +60,14 @@ def main(checkpoint, ears, out):
     )  # fmt: skip
     json.dump(config, open(f"{out}/config.json", "w"), indent=1)
     tower = sum(v.numel() for k, v in sd.items() if "audio_tower" in k)
-    print("audio tower", tower, "all", sum(v.numel() for v in sd.values()), "bytes", os.path.getsize(f"{out}/model.safetensors"))
+    print(
+        "audio tower",
+        tower,
+        "all",
+        sum(v.numel() for v in sd.values()),
+        "bytes",
+        os.path.getsize(f"{out}/model.safetensors"),
+    )
 
 
 if __name__ == "__main__":
