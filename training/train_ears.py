@@ -4,15 +4,18 @@
     torchrun --nproc_per_node N train_ears.py ...
 
 Begins with the thinker of CHECKPOINT, whose embeddings stay what they are (the talker reads them), and with its tower, if
-that was trained here. SAID_DIR is what said.py
-leaves, also while it is being made; each process takes its share of the parts and keeps it on its GPU, where every
-utterance is damaged at random: another speed, a longer or shorter throat, a room, colored noise, other voices, tones, a band, an equalizer, a level,
-clipping. The thinker is asked to answer a question, to repeat what follows "say", to write down what it heard, and, where
-there is nothing but noise, tones or silence, to say that it did not understand; with earlier turns, of sound or text, and
-among its typed tasks of before (train_thinker.py). Losses: cross entropy of answers; CTC of the words on the tower's rows
-(by a layer that is not kept), which comes first and fades; a hundredth of the experts' load balance.
+that was trained here (then with --alone 0.02). SAID_DIR is what said.py leaves, also while it is being made; each process
+takes its share of the parts and keeps it on its GPU, where every utterance is damaged at random: another speed, a longer or
+shorter throat, a room, colored noise, other voices, tones, a band, an equalizer, a level, clipping.
 
-Writes OUT_DIR/ears.pt: {"tower", "thinker"}, averages over time. --judge: what is understood of voices that were never heard.
+The thinker is asked to answer a question, to repeat what follows "say", to write down what it heard, and, where there is
+nothing but noise, tones or silence, to say that it did not understand; with earlier turns, of sound or text, and among its
+typed tasks of before (train_thinker.py). Losses: cross entropy of answers; by two layers that are not kept, CTC of the words
+on the tower's rows and cross entropy of the teacher's phonemes on what half of the tower leaves, which come first and fade;
+a hundredth of the experts' load balance.
+
+Writes OUT_DIR/ears.pt: tower, thinker and these two layers, averages over time. --judge: what is understood of voices that
+were never heard.
 """
 
 import argparse, copy, glob, json, math, os, random, time
@@ -446,25 +449,17 @@ def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
         rows, middle = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
         found.append(rows)
         longest.append(rows.shape[1])
-        t = teacher[part]
-        middles.append(
-            (
-                middle,
-                sounds.phonemes(some, speed, rows.shape[1]),
-                t[:, None]
-                & (torch.arange(rows.shape[1], device=clips.device)[None] < count_tokens(some[:, 4])[:, None]),
-            )
-        )
+        counts = torch.arange(rows.shape[1], device=clips.device)[None] < count_tokens(some[:, 4])[:, None]
+        by_teacher = counts & teacher[part][:, None]
+        middles.append((middle[by_teacher], sounds.phonemes(some, speed, rows.shape[1])[by_teacher]))
     most = max(longest)
     back = torch.cat(parts).argsort()
     rows = torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
     tokens = count_tokens(clips[:, 4])
     out = {}
-    mids = torch.cat([x[k] for x, _, k in middles])
-    labels = torch.cat([y[k] for _, y, k in middles])
-    out["sounds"] = (
-        F.cross_entropy(m.guide(mids).view(-1, PHONEMES).float(), labels.flatten()) if len(mids) else rows.sum() * 0
-    )
+    middle, labels = (torch.cat(x) for x in zip(*middles))
+    guess = m.guide(middle).view(-1, PHONEMES).float()
+    out["sounds"] = F.cross_entropy(guess, labels.flatten(), reduction="sum") / max(labels.numel(), 1)
     ok = (many > 0) & (many < tokens)
     logp = m.ctc(rows[ok]).float().log_softmax(-1).transpose(0, 1)
     out["ctc"] = F.ctc_loss(logp, words[ok], tokens[ok], many[ok], blank=VOCAB, zero_infinity=True)
@@ -580,19 +575,8 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
     none = damage.nothing(200, SR * 3)
     n = torch.full((200,), SR * 3, device=dev)
     heard = m.tower(*spectrum(none, n))
-    body = [
-        I.im_start,
-        I.user,
-        I.nl,
-        plan.start,
-        *[plan.pad] * tokens_of(300),
-        plan.stop,
-        I.im_end,
-        I.nl,
-        I.im_start,
-        I.assistant,
-        I.nl,
-    ]
+    body = [plan.start, *[plan.pad] * tokens_of(300), plan.stop]
+    body = [I.im_start, I.user, I.nl, *body, I.im_end, I.nl, I.im_start, I.assistant, I.nl]
     said = generate(m, [body] * 200, heard, [tokens_of(300)] * 200, plan.pad, I.im_end, 20)
     quiet = sum(I.tok.decode(t).strip() == SORRY for t in said)
     show = {
