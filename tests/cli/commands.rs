@@ -47,7 +47,7 @@ fn check_lists_the_encoder_and_what_it_takes_where_the_checkpoint_has_one() {
         .shows("pictures seen at 4.2 megapixels");
     seen.shows("no films: /no/such/ffmpeg is not there").shows("1024 MiB of embeddings");
     check("qwen3_omni", &["media.ffmpeg=/bin/sh"]).succeeds().shows("films by /bin/sh");
-    omni(["check", "configs/example.toml"]).run().succeeds().shows("media     refused: the checkpoint has no prepro");
+    omni(["check", "configs/example.toml"]).run().succeeds().shows("media     hears; pictures are refused");
     let deaf = check("qwen3_tts/base", &[]);
     deaf.succeeds().shows("talker    batch 8");
     assert!(!deaf.stdout.contains("encoder") && !deaf.stdout.contains("media  "), "{}", deaf.stdout);
