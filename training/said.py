@@ -297,8 +297,7 @@ def jobs(all_lines, a, stop):
             {"kind": "t", "say": t, "label": t, "answer": ""}
             for t in open(f"{a.text}/heldout.txt").read().split("\n")[:-1]
         ]
-        for n, x in enumerate(said):
-            all_lines.append({**x, "set": n})
+        all_lines += said
         new = list(range(len(all_lines) - len(said), len(all_lines)))
         for v, voice in enumerate(voices):
             some = new[v :: len(voices)]

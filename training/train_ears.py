@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from muon import Muon
 from safetensors.torch import load_file
 from nets import TH, Thinker, VOCAB, World, from_hf
-from train_thinker import SYS, Tasks, check
+from train_thinker import SYS, Tasks, check, lay
 
 SR, HOP, N_FFT, BINS = 16000, 160, 400, 128
 LAB, PHONEMES = 200, 192  # samples of a phoneme's label, numbers that the teacher has for phonemes
@@ -38,7 +38,7 @@ ASK = ["Transcribe the audio into text."] * 6 + [
 
 
 def tokens_of(frames):
-    """Rows of the tower for so many frames of the spectrum."""
+    """Rows of the tower for so many frames of the spectrum, a number or a tensor."""
     return TOKENS * (frames // CHUNK) + -(-(frames % CHUNK) // 8)
 
 
@@ -69,7 +69,7 @@ class Tower(nn.Module):
         w = -(-n // WINDOW)
         x = F.pad(x.view(B, n, TOKENS, -1), (0, 0, 0, 0, 0, (w * WINDOW - n) if w > 1 else 0))
         x = x.reshape(B * w, -1, x.shape[-1])
-        count = count_tokens(frames)
+        count = tokens_of(frames)
         seen = torch.arange(x.shape[0] // B * x.shape[1], device=x.device)[None] < count[:, None]
         mask = seen.view(B * w, 1, 1, -1)
         mask = mask | ~mask.any(-1, keepdim=True)  # a window with nothing in it attends to itself
@@ -361,11 +361,8 @@ class Plan:
 
 class Batches(IterableDataset):
     def __init__(self, sounds, text, clips, most, parts, seed):
-        self.s, self.args, self.text, self.seed = sounds, (clips, most, parts), text, seed
+        self.args, self.text, self.seed = (clips, most, parts), text, seed
         self.lines, self.shared = sounds.lines, (sounds.rows, sounds.count)
-
-    def __getstate__(self):  # the sound itself stays where it is
-        return {**self.__dict__, "s": None}
 
     def __iter__(self):
         class Shared:
@@ -378,23 +375,6 @@ class Batches(IterableDataset):
                 plan.learn(Shared)
             n += 1
             yield plan.batch(*self.args)
-
-
-def lay(conversations):
-    """-> ids [B, L], targets [B, L] (-100: none)"""
-    L = -(-max(len(c[0]) for c in conversations) // 32) * 32
-    x, y = np.zeros((len(conversations), L), np.int64), np.full((len(conversations), L), -100, np.int64)
-    for b, (ids, answer, _) in enumerate(conversations):
-        x[b, : len(ids)] = ids
-        lab = np.array(ids)
-        lab[np.array(answer) == 0] = -100
-        y[b, : len(ids) - 1] = lab[1:]
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
-def count_tokens(frames):
-    """`tokens_of` for a tensor."""
-    return TOKENS * (frames // CHUNK) + (frames % CHUNK + 7) // 8
 
 
 def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
@@ -431,7 +411,7 @@ def embed(thinker, x, pad, rows):
     return e.masked_scatter((x == pad)[..., None].expand_as(e), rows.to(e.dtype))
 
 
-class Ears(nn.Module):
+class TowerAndThinker(nn.Module):
     def __init__(self):
         super().__init__()
         self.tower, self.thinker = Tower(), Thinker()
@@ -449,13 +429,13 @@ def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
         rows, middle = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
         found.append(rows)
         longest.append(rows.shape[1])
-        counts = torch.arange(rows.shape[1], device=clips.device)[None] < count_tokens(some[:, 4])[:, None]
+        counts = torch.arange(rows.shape[1], device=clips.device)[None] < tokens_of(some[:, 4])[:, None]
         by_teacher = counts & teacher[part][:, None]
         middles.append((middle[by_teacher], sounds.phonemes(some, speed, rows.shape[1])[by_teacher]))
     most = max(longest)
     back = torch.cat(parts).argsort()
     rows = torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
-    tokens = count_tokens(clips[:, 4])
+    tokens = tokens_of(clips[:, 4])
     out = {}
     middle, labels = (torch.cat(x) for x in zip(*middles))
     guess = m.guide(middle).view(-1, PHONEMES).float()
@@ -617,22 +597,22 @@ def main():
     torch.manual_seed(a.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = False
-    m = Ears().to(dev)
+    m = TowerAndThinker().to(dev)
     m.thinker.load_state_dict(from_hf(a.checkpoint)["thinker"])
     before = "thinker.audio_tower."
     weights = load_file(f"{a.checkpoint}/model.safetensors").items()
     tower = {k.removeprefix(before): v.float() for k, v in weights if k.startswith(before)}
     if {k: v.shape for k, v in tower.items()} == {k: v.shape for k, v in m.tower.state_dict().items()}:
         m.tower.load_state_dict(tower)
+    with torch.no_grad():  # what is heard begins as what is read
+        e = m.thinker.embed_tokens.weight
+        m.ctc.weight[:VOCAB] = e / e.norm(dim=1, keepdim=True)
     if a.init:
         before = torch.load(a.init, map_location=dev)
         m.tower.load_state_dict(before["tower"])
         m.thinker.load_state_dict(before["thinker"])
         m.ctc.load_state_dict(before["ctc"])
         m.guide.load_state_dict(before["guide"])
-    with torch.no_grad():  # what is heard begins as what is read
-        e = m.thinker.embed_tokens.weight
-        m.ctc.weight[:VOCAB] = e / e.norm(dim=1, keepdim=True)
     W.same(m)
     m.thinker.embed_tokens.requires_grad_(False)
     ema = copy.deepcopy(m).eval()

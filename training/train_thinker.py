@@ -199,6 +199,18 @@ class Tasks:
         return out, mask
 
 
+def lay(samples):
+    """Samples (token ids, mask, ...) -> ids [B, L], targets [B, L] (-100: none)"""
+    n = -(-max(len(x[0]) for x in samples) // 32) * 32
+    x, y = np.zeros((len(samples), n), np.int64), np.full((len(samples), n), -100, np.int64)
+    for k, (ids, mask, *_) in enumerate(samples):
+        x[k, : len(ids)] = ids
+        lab = np.array(ids)
+        lab[np.array(mask) == 0] = -100
+        y[k, : len(ids) - 1] = lab[1:]
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
 class Stream(IterableDataset):
     def __init__(self, d, batch, L):
         self.d, self.b, self.L = d, batch, L
@@ -212,15 +224,7 @@ class Stream(IterableDataset):
             g = [s[i : i + self.b] for i in range(0, len(s) - self.b + 1, self.b)]
             t.r.shuffle(g)
             for b in g:
-                n = -(-max(len(x[0]) for x in b) // 32) * 32
-                x = np.zeros((len(b), n), np.int64)
-                y = np.full((len(b), n), -100, np.int64)
-                for k, (i, m) in enumerate(b):
-                    x[k, : len(i)] = i
-                    lab = np.array(i)
-                    lab[np.array(m) == 0] = -100
-                    y[k, : len(i) - 1] = lab[1:]
-                yield torch.from_numpy(x), torch.from_numpy(y)
+                yield lay(b)
 
 
 @torch.no_grad()

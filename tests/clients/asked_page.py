@@ -29,23 +29,13 @@ ASKED = [
 
 def microphone(folder, questions):
     """Flags for a microphone that hears these, one after the other."""
-    path = f"{folder}/microphone.wav"
-    with wave.open(path, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        file.writeframes(bytes(2 * RATE))
-        for name, _, _ in questions:
-            with wave.open(str(FOLDER / f"{name}.wav")) as question:
-                assert question.getframerate() == RATE, name
-                file.writeframes(question.readframes(question.getnframes()))
-            file.writeframes(bytes(2 * int(PAUSE * RATE)))
-        file.writeframes(bytes(2 * RATE * 60))
-    return [
-        "--use-fake-device-for-media-stream",
-        "--use-fake-ui-for-media-stream",
-        f"--use-file-for-fake-audio-capture={path}",
-    ]
+    pieces = [bytes(2 * RATE)]
+    for name, _, _ in questions:
+        with wave.open(str(FOLDER / f"{name}.wav")) as question:
+            assert question.getframerate() == RATE, name
+            pieces.append(question.readframes(question.getnframes()))
+        pieces.append(bytes(2 * int(PAUSE * RATE)))
+    return chromium.microphone_of(folder, RATE, [*pieces, bytes(2 * RATE * 60)])
 
 
 def spoken_questions_are_understood_and_answered_in_a_row():

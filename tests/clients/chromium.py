@@ -49,17 +49,24 @@ PAUSES = (1.2, 2.4)
 
 def microphone(folder, voice_url):
     """Flags for a microphone that hears two sentences of a server's voice with silence behind each, again and again."""
+    pieces = []
+    texts = ("Good morning. Could you tell me the time?", "Please close the window before you leave.")
+    for text, pause in zip(texts, PAUSES, strict=True):
+        body = json.dumps({"input": text, "seed": 3, "response_format": "pcm"}).encode()
+        headers = {"content-type": "application/json"}
+        pieces.append(fetch(urllib.request.Request(f"{voice_url}/v1/audio/speech", body, headers)))
+        pieces.append(bytes(2 * int(pause * RATE)))
+    return microphone_of(folder, RATE, pieces)
+
+
+def microphone_of(folder, rate, pieces):
+    """Flags for a microphone that hears these samples of 16 bits, one piece after the other, again and again."""
     path = f"{folder}/microphone.wav"
     with wave.open(path, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(RATE)
-        texts = ("Good morning. Could you tell me the time?", "Please close the window before you leave.")
-        for text, pause in zip(texts, PAUSES, strict=True):
-            body = json.dumps({"input": text, "seed": 3, "response_format": "pcm"}).encode()
-            headers = {"content-type": "application/json"}
-            speech = fetch(urllib.request.Request(f"{voice_url}/v1/audio/speech", body, headers))
-            file.writeframes(speech + bytes(2 * int(pause * RATE)))
+        file.setframerate(rate)
+        file.writeframes(b"".join(pieces))
     return [
         "--use-fake-device-for-media-stream",
         "--use-fake-ui-for-media-stream",

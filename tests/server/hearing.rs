@@ -1,5 +1,6 @@
 //! The embedded voice hears: questions spoken by programs whose voices its ears were not trained on (tests/data/asked).
 
+use crate::media::sound;
 use crate::support::http::Ask;
 use crate::support::omni::{Omni, Serving};
 use crate::support::recording::PCM;
@@ -27,10 +28,6 @@ fn asked(name: &str) -> Vec<u8> {
 
 fn embedded() -> Serving {
     Omni::new().arguments(&["run", "--listen", "127.0.0.1:0"]).serve().ready()
-}
-
-fn sound(file: &[u8]) -> Value {
-    json!({"type": "input_audio", "input_audio": {"data": BASE64_STANDARD.encode(file), "format": "wav"}})
 }
 
 /// The answer's text, and its samples where it is spoken.

@@ -27,7 +27,7 @@ fn image(file: &[u8]) -> Value {
     json!({"type": "image_url", "image_url": {"url": data("image/png", file)}})
 }
 
-fn sound(file: &[u8]) -> Value {
+pub(super) fn sound(file: &[u8]) -> Value {
     json!({"type": "input_audio", "input_audio": {"data": BASE64_STANDARD.encode(file), "format": "wav"}})
 }
 
