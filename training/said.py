@@ -3,11 +3,12 @@
     python said.py TEXT_DIR OUT_DIR [--workers 16] [--judge N] [--seconds S] [--hibari FOLDER] [--programs FOLDER]
 
 The teacher (synth.py) speaks at any pitch, with any formants and at any pace: its fundamental frequency is scaled and its
-spectra are stretched before they become sound. The programs are espeak-ng with its variants, flite and festival (Debian's
-packages of these names, festvox-kallpc16k; --programs: a folder with them, their libraries and espeak-ng-data, if they
-are not installed).
+spectra are stretched before they become sound. The programs are espeak-ng with its variants, flite, festival and RHVoice
+(Debian's packages espeak-ng, flite, festival, festvox-kallpc16k, rhvoice, rhvoice-english; --programs: a folder with them,
+their libraries and espeak-ng-data, if they are not installed).
 --judge: instead N questions and the sentences of heldout.txt, by voices that the training never hears: pico, flite's slt,
-festival's kdl and slt (Debian: libttspico-utils, festvox-kdlpc16k, festvox-us-slt-hts), and variants of espeak-ng.
+festival's kdl and slt (Debian: libttspico-utils, festvox-kdlpc16k, festvox-us-slt-hts), and variants of espeak-ng; and for
+comparison these sentences by the teacher.
 
 Writes OUT_DIR/lines.jsonl (what can be said: kind, "say": what is spoken, "label": how it is written, "answer"), and parts:
 part_K.npy (int16, 16 kHz, all utterances back to back), part_K.lab.npy (the teacher's: the phoneme that sounds, one number
@@ -45,7 +46,8 @@ ACCENTS = [
     "en-029",
 ]
 UNHEARD = ["Annie", "Diogo", "anika", "linda", "max", "steph2"]  # variants of espeak-ng for the judge
-SHARE = {"teacher": 0.50, "espeak": 0.24, "flite": 0.18, "festival": 0.08}
+RHVOICES = ["alan", "bdl", "clb"]  # those whose licence allows it; slt's speaker is the judge's
+SHARE = {"teacher": 0.42, "espeak": 0.20, "flite": 0.12, "rhvoice": 0.20, "festival": 0.06}
 
 
 def bare(text):
@@ -146,11 +148,9 @@ class Programs:
         )
         self.data, self.variants = data, sorted(x for x in os.listdir(f"{data}/voices/!v") if x not in UNHEARD)
 
-    def run(self, name, *args):
-        path = f"{self.folder}/bin/{name}" if self.folder else name
-        subprocess.run(
-            [path, *args], env=self.env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
-        )
+    def run(self, name, *args, text=""):
+        path, none = f"{self.folder}/bin/{name}" if self.folder else name, subprocess.DEVNULL
+        subprocess.run([path, *args], env=self.env, check=True, input=text.encode(), stdout=none, stderr=none, timeout=60)
 
     def wav(self, path):
         with wave.open(path) as f:
@@ -183,6 +183,12 @@ class Programs:
         self.run(
             "flite", "-voice", voice, "--setf", f"duration_stretch={r.uniform(0.8, 1.3):.2f}", "-t", text, "-o", out
         )
+        return self.wav(out)
+
+    def rhvoice(self, text, r):
+        out, voice = f"{self.tmp}/r.wav", r.choice(RHVOICES)
+        pitch, rate = str(r.randint(75, 135)), str(r.randint(75, 135))
+        self.run("RHVoice-test", "-p", voice, "-t", pitch, "-r", rate, "-o", out, text=text)  # reads /usr/share/RHVoice
         return self.wav(out)
 
     def pico(self, text, r):
@@ -261,7 +267,7 @@ def part(job):
             elif kind[0] == "flite":
                 w = tool("programs", a).flite(x["say"], r, *([(kind[1],)] if len(kind) > 1 else []))
             else:
-                w = tool("programs", a).pico(x["say"], r)
+                w = getattr(tool("programs", a), kind[0])(x["say"], r)
         except Exception as e:
             print("skip", engine, x["say"], repr(e)[:100], flush=True)
             w = None
@@ -299,8 +305,11 @@ def jobs(all_lines, a, stop):
         ]
         all_lines += said
         new = list(range(len(all_lines) - len(said), len(all_lines)))
-        for v, voice in enumerate(voices):
-            some = new[v :: len(voices)]
+        shares = [(voice, new[v :: len(voices)]) for v, voice in enumerate(voices)]
+        heldout = [dict(x) for x in said if x["kind"] == "t"]
+        all_lines += heldout
+        shares += [("teacher", list(range(len(all_lines) - len(heldout), len(all_lines)))[::2])]
+        for voice, some in shares:
             for i in range(0, len(some), a.part):
                 yield k, voice, [(j, all_lines[j]) for j in some[i : i + a.part]], a, stop
                 k += 1

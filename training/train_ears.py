@@ -5,8 +5,8 @@
 
 Begins with the thinker of CHECKPOINT, whose embeddings stay what they are (the talker reads them), and with its tower, if
 that was trained here (then with --alone 0.02). SAID_DIR is what said.py leaves, also while it is being made; each process
-takes its share of the parts and keeps it on its GPU, where every utterance is damaged at random: another speed, a longer or
-shorter throat, a room, colored noise, other voices, tones, a band, an equalizer, a level, clipping.
+takes its share of the parts and keeps it on its GPU, where every utterance is changed at random: another speed, throat,
+rhythm and larynx, a room, colored noise, other voices, tones, a band, an equalizer, a level, clipping.
 
 The thinker is asked to answer a question, to repeat what follows "say", to write down what it heard, and, where there is
 nothing but noise, tones or silence, to say that it did not understand; with earlier turns, of sound or text, and among its
@@ -85,6 +85,7 @@ class Tower(nn.Module):
 class TowerLayer(nn.Module):
     def __init__(self, d, ffn):
         super().__init__()
+        self.drop = nn.Dropout(0.05)
         self.self_attn = nn.ModuleDict({k: nn.Linear(d, d) for k in ("q_proj", "k_proj", "v_proj", "out_proj")})
         self.self_attn_layer_norm, self.final_layer_norm = nn.LayerNorm(d), nn.LayerNorm(d)
         self.fc1, self.fc2 = nn.Linear(d, ffn), nn.Linear(ffn, d)
@@ -93,8 +94,8 @@ class TowerLayer(nn.Module):
         y, a = self.self_attn_layer_norm(x), self.self_attn
         q, k, v = (a[p](y).unflatten(-1, (heads, -1)).transpose(1, 2) for p in ("q_proj", "k_proj", "v_proj"))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-        x = x + a["out_proj"](y)
-        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+        x = x + self.drop(a["out_proj"](y))
+        return x + self.drop(self.fc2(F.gelu(self.fc1(self.final_layer_norm(x)))))
 
 
 class Spectrum(nn.Module):
@@ -108,16 +109,12 @@ class Spectrum(nn.Module):
         self.register_buffer("bank", torch.tensor(bank, dtype=torch.float32).T.contiguous(), persistent=False)
         self.register_buffer("window", torch.hann_window(N_FFT), persistent=False)
 
-    def forward(self, x, n, warp=None):
-        """x [B, N] samples, zero behind the n [B] that count -> mel [B, bins, whole chunks], frames [B]. warp [B, 1]: as if
-        the throat were so much shorter"""
+    def forward(self, x, n, mouth=None):
+        """x [B, N] samples, zero behind the n [B] that count -> mel [B, bins, whole chunks], frames [B]. mouth: whose the
+        voice becomes"""
         s = torch.stft(x, N_FFT, HOP, window=self.window, return_complex=True)[..., :-1].abs() ** 2
-        if warp is not None:
-            top = s.shape[1] - 1
-            at = (torch.arange(top + 1, device=x.device)[None] / warp).clamp(max=top)
-            low, part = at.long(), (at % 1)[:, :, None]
-            take = lambda k: s.gather(1, k[:, :, None].expand(-1, -1, s.shape[2]))
-            s = take(low) * (1 - part) + take((low + 1).clamp(max=top)) * part
+        if mouth is not None:
+            s = mouth(s)
         m = (self.bank @ s).clamp(min=1e-10).log10()
         frames = n // HOP
         seen = (torch.arange(m.shape[-1], device=x.device)[None] < frames[:, None])[:, None]
@@ -207,6 +204,58 @@ class Damage(nn.Module):
         return x * 10 ** (self.u(B, 1, lo=-90, hi=-12) / 20)
 
 
+def between(s, at, axis):
+    """s [B, K, T] at the places [B, K'] of its axis 1 or 2, which lie between whole ones."""
+    last = s.shape[axis] - 1
+    at = at.clamp(0, last)
+    low, part = at.long(), (at % 1).unsqueeze(3 - axis)
+    wide = lambda k: s.gather(axis, k.unsqueeze(3 - axis).expand(-1, *((-1, s.shape[2]) if axis == 1 else (s.shape[1], -1))))
+    return wide(low) * (1 - part) + wide((low + 1).clamp(max=last)) * part
+
+
+class Mouth:
+    """Other speakers, at random: a throat of another length and shape, another rhythm, and for some another larynx, which
+    hums at a pitch of its own, breathes or whispers."""
+
+    def __init__(self, damage, clips, hard):
+        u = damage.u
+        self.d, self.hard = damage, hard
+        self.length = 1 + u(clips, 1, lo=-0.2, hi=0.2) * hard
+        self.bend = u(clips, 2, lo=-90, hi=90) * hard  # Hz
+        self.period, self.phase = u(clips, 1, lo=40, hi=150), u(clips, 1, hi=2 * math.pi)  # frames
+        self.swing = u(clips, 1, hi=0.3) * hard * (u(clips, 1) < 0.6) * self.period / (2 * math.pi)
+        self.other = (u(clips) < 0.35 * hard).nonzero()[:, 0]
+
+    def moment(self, t):
+        """Which frame was said by the old mouth when frame t [.., k] is by the new one. -> [B, k]"""
+        return t + self.swing * torch.sin(2 * math.pi * t / self.period + self.phase)
+
+    def __call__(self, s):
+        """Power spectra [B, bins, frames] -> the same, by these mouths"""
+        dev, bins, step = s.device, s.shape[1], SR / N_FFT
+        f = torch.arange(bins, device=dev)[None] * step
+        part = math.pi * f / (SR / 2)
+        at = f / self.length + self.bend[:, :1] * part.sin() + self.bend[:, 1:] * (2 * part).sin()
+        s = between(s, at / step, 1)
+        s = between(s, self.moment(torch.arange(s.shape[2], device=dev)[None].float()), 2)
+        if len(self.other):
+            s = s.index_copy(0, self.other, self.larynx(s[self.other]))
+        return s
+
+    def larynx(self, s):
+        u, (b, bins, frames), dev = self.d.u, s.shape, s.device
+        k = torch.arange(-9, 10, device=dev) / 3.5  # 140 Hz: what a throat leaves when the harmonics are gone
+        k = torch.exp(-0.5 * k * k)
+        throat = F.conv2d(F.pad(s[:, None], (0, 0, 9, 9), mode="replicate"), (k / k.sum()).view(1, 1, -1, 1))[:, 0]
+        drift = F.interpolate(self.d.n(b, 1, frames // 25 + 2), frames, mode="linear")
+        pitch = 80 * 2 ** u(b, 1, 1, hi=2.0) * torch.exp(0.12 * drift)
+        f = torch.arange(bins, device=dev).view(1, -1, 1) * (SR / N_FFT)
+        hum = (0.5 + 0.5 * torch.cos(2 * math.pi * f / pitch)) ** 2 / 0.375
+        edge = torch.where(u(b, 1, 1) < 0.2, -4000.0, u(b, 1, 1, lo=1000, hi=6000))  # hum below, breath above
+        voiced = torch.sigmoid((edge - f) / 400)
+        return throat * (voiced * hum - (1 - voiced) * torch.log(u(b, bins, frames) + 1e-6))
+
+
 class Sounds:
     """Utterances of this process, on its device. Which there are is shared with the workers that plan batches."""
 
@@ -257,10 +306,11 @@ class Sounds:
         x = self.pcm[(clips[:, :1] + k.clamp(min=0)).clamp(max=len(self.pcm) - 1)].float() / 32768
         return x * ((k >= 0) & (k < clips[:, 1:2]))
 
-    def phonemes(self, clips, speed, rows):
+    def phonemes(self, clips, speed, rows, mouth):
         """What sounds at the beginning, middle and end of the 80 ms of each row. -> [B, rows, 3]"""
         t = torch.arange(rows, device=self.dev)
-        t = (t // TOKENS * CHUNK + t % TOKENS * 8)[None, :, None] + torch.tensor([1.3, 4.0, 6.7], device=self.dev)
+        t = (t // TOKENS * CHUNK + t % TOKENS * 8)[:, None] + torch.tensor([1.3, 4.0, 6.7], device=self.dev)
+        t = mouth.moment(t.view(1, -1)).view(len(clips), rows, 3)
         k = (t * HOP * speed - clips[:, 2].view(-1, 1, 1)).long()
         lab = self.lab[((clips[:, 0].view(-1, 1, 1) + k.clamp(min=0)) // LAB).clamp(max=len(self.lab) - 1)].long()
         return lab * ((k >= 0) & (k < clips[:, 1].view(-1, 1, 1)))
@@ -378,7 +428,8 @@ class Batches(IterableDataset):
 
 
 def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
-    """Clips [B, 5] of at most N samples as rows of the tower, damaged. -> rows [B, tokens, hidden], those of the middle"""
+    """Clips [B, 5] of at most N samples as rows of the tower, by other mouths and damaged. -> rows [B, tokens, hidden], those
+    of the middle, which phonemes sound (Sounds.phonemes)"""
     dev = sounds.dev
     none, n = (clips[:, 0] < 0).nonzero()[:, 0], clips[:, 4] * HOP
     with torch.autocast(dev.split(":")[0], enabled=False), torch.no_grad():
@@ -390,7 +441,8 @@ def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
         if len(none):
             x[none] = damage.nothing(len(none), N)
         x = x * (torch.arange(N, device=dev)[None] < n[:, None])
-        mel, frames = spectrum(x, n, 1 + (damage.u(len(clips), 1) * 2 - 1) * 0.16 * hard)
+        mouth = Mouth(damage, len(clips), hard)
+        mel, frames = spectrum(x, n, mouth)
         for size, axis in ((18, 1), (18, 1), (22, 2)):  # bands and moments that are missing
             whole = mel.shape[axis]
             at, width = (
@@ -400,7 +452,8 @@ def hear(tower, spectrum, damage, sounds, speed, clips, N, hard):
             k = torch.arange(whole, device=dev)[None]
             hole = (k >= at) & (k < at + width)
             mel = mel.masked_fill(hole[:, :, None] if axis == 1 else hole[:, None], 0)
-    return tower(mel, frames, middle=True)
+    rows, middle = tower(mel, frames, middle=True)
+    return rows, middle, sounds.phonemes(clips, speed, rows.shape[1], mouth)
 
 
 def embed(thinker, x, pad, rows):
@@ -426,12 +479,12 @@ def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
     for part in parts:
         some = clips[part]
         N = -(-int(some[-1, 4]) * HOP // SR) * SR
-        rows, middle = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
+        rows, middle, labels = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
         found.append(rows)
         longest.append(rows.shape[1])
         counts = torch.arange(rows.shape[1], device=clips.device)[None] < tokens_of(some[:, 4])[:, None]
         by_teacher = counts & teacher[part][:, None]
-        middles.append((middle[by_teacher], sounds.phonemes(some, speed, rows.shape[1])[by_teacher]))
+        middles.append((middle[by_teacher], labels[by_teacher]))
     most = max(longest)
     back = torch.cat(parts).argsort()
     rows = torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
@@ -505,7 +558,8 @@ def errors(a, b):
 
 @torch.no_grad()
 def judge(m, plan, spectrum, damage, folder, dev, noise=None):
-    """Questions answered as typed ones are, words written down wrongly, by voice; sounds without speech left unanswered."""
+    """Questions answered as typed ones are, words written down wrongly, by voice (all: of voices never heard); sounds without
+    speech left unanswered."""
 
     class One:
         rank, size = 0, 1
@@ -541,7 +595,7 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
             typed.update({q: I.tok.decode(t) for q, t in zip(new, answers)})
         for i, (row, l, t) in enumerate(zip(some, lines, said), part):
             v = voice[row[0]]
-            for key in (v, "all"):
+            for key in (v,) if v == "teacher" else (v, "all"):
                 r = res.setdefault(key, [0, 0, 0, 0])
                 if l["kind"] == "q":
                     r[0] += t.strip() == typed[l["label"]].strip()
@@ -602,8 +656,11 @@ def main():
     before = "thinker.audio_tower."
     weights = load_file(f"{a.checkpoint}/model.safetensors").items()
     tower = {k.removeprefix(before): v.float() for k, v in weights if k.startswith(before)}
+    # So many steps only the layers learn that are not kept, where there is a tower that they are new to.
+    alone = 0
     if {k: v.shape for k, v in tower.items()} == {k: v.shape for k, v in m.tower.state_dict().items()}:
         m.tower.load_state_dict(tower)
+        alone = 0 if a.init else 100
     with torch.no_grad():  # what is heard begins as what is read
         e = m.thinker.embed_tokens.weight
         m.ctc.weight[:VOCAB] = e / e.norm(dim=1, keepdim=True)
@@ -631,7 +688,9 @@ def main():
     )
     named = [(n, p) for n, p in m.named_parameters() if p.requires_grad]
     muons = [Muon([p for n, p in named if matrix(n, p) and (id(p) in th) == t]) for t in (False, True)]
-    rest = [[p for n, p in named if not matrix(n, p) and (id(p) in th) == t] for t in (False, True)]
+    passing = lambda n: n.startswith(("ctc", "guide"))
+    rest = [[p for n, p in named if not matrix(n, p) and not passing(n) and (id(p) in th) == t] for t in (False, True)]
+    rest.append([p for n, p in named if passing(n)])
     adamw = torch.optim.AdamW([{"params": x} for x in rest], betas=(0.9, 0.97), weight_decay=0.01, fused=cuda)
     log(
         f"tower {sum(p.numel() for p in m.tower.parameters()) / 1e6:.2f} M, thinker {sum(p.numel() for p in m.thinker.parameters()) / 1e6:.2f} M"
@@ -670,7 +729,10 @@ def main():
         think, hard = share > a.alone, min(1.0, share / (2 * a.alone))
         lr = a.lr * min(1, (step + 1) / 300) * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
         lr_th = a.thinker_lr * lr * min(1, max(0.0, share - a.alone) / 0.03)
-        adamw.param_groups[0]["lr"], adamw.param_groups[1]["lr"] = lr, lr_th
+        kept = step >= alone
+        lrs = (lr, lr_th, lr) if kept else (0.0, 0.0, a.lr * min(1, (step + 1) / 20))
+        for group, rate in zip(adamw.param_groups, lrs):
+            group["lr"] = rate
         with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda):
             out = losses(m, plan.pad, spectrum, damage, sounds, move(b), think, hard)
         fade = 1.0 if not think else max(0.1, 1 - (share - a.alone) / 0.5) * 0.5
@@ -683,9 +745,10 @@ def main():
                 p.grad = torch.zeros_like(p)
         W.average(every)
         norm = torch.nn.utils.clip_grad_norm_(every, 1.0)
-        muons[0].step(lr)
-        if think:
-            muons[1].step(lr_th)
+        if kept:
+            muons[0].step(lr)
+            if think:
+                muons[1].step(lr_th)
         adamw.step()
         with torch.no_grad():
             torch._foreach_lerp_(list(ema.parameters()), list(m.parameters()), 1 - min(0.998, (1 + step) / (10 + step)))
