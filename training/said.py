@@ -47,7 +47,7 @@ ACCENTS = [
 ]
 UNHEARD = ["Annie", "Diogo", "anika", "linda", "max", "steph2"]  # variants of espeak-ng for the judge
 RHVOICES = ["alan", "bdl", "clb"]  # those whose licence allows it; slt's speaker is the judge's
-SHARE = {"teacher": 0.42, "espeak": 0.20, "flite": 0.12, "rhvoice": 0.20, "festival": 0.06}
+SHARE = {"teacher": 0.46, "espeak": 0.22, "flite": 0.12, "rhvoice": 0.14, "festival": 0.06}
 
 
 def bare(text):
