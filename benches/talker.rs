@@ -68,6 +68,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, sequences: u32) -> Duratio
             ignore_eos: true,
             seed: u64::from(slot),
             forced: None,
+            owner: None,
         };
         let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();

@@ -25,8 +25,8 @@ pub struct StageConfig {
     /// which has no prompt, the frames of its largest chunk. `None`: what suits the device, see
     /// [`Config::prefill_chunk`](super::Config::prefill_chunk).
     pub prefill_chunk: Option<u32>,
-    /// Thinker only, 0 for the others: bytes of prompts and answers that each replica keeps for prompts that begin
-    /// alike; 0 keeps none.
+    /// Thinker, and talker on a CPU, 0 for the others: bytes of prompts, and of a thinker's answers, that each replica
+    /// keeps for prompts that begin alike; 0 keeps none.
     pub kept_prompts: usize,
     /// Thinker on a GPU only, 0 for the others: bytes of the host's memory in which each replica keeps copies of them.
     pub kept_prompts_host: usize,
@@ -205,13 +205,12 @@ pub(super) fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         };
     }
     let prefill_chunk = r.auto_int(&key("prefill_chunk"), 1..=8192);
+    let mut bytes = |field: &str, usual| r.int(&key(field), usual, 0..=1usize << 40);
     let (kept_prompts, kept_prompts_host) = match name {
         // Some 1,400 positions of a thinker of 30B in f32, all conversations of a small one; and some 10,000 in bf16.
-        StageName::Thinker => {
-            let mut bytes = |field: &str, usual| r.int(&key(field), usual, 0..=1usize << 40);
-            (bytes("kept_prompts", 256 << 20), bytes("kept_prompts_host", 1 << 30))
-        }
-        _ => (0, 0),
+        StageName::Thinker => (bytes("kept_prompts", 256 << 20), bytes("kept_prompts_host", 1 << 30)),
+        // Some 1,600 positions of its talker in f32, which are those of the user's turns alone.
+        _ => (bytes("kept_prompts", 64 << 20), 0),
     };
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
     StageConfig {

@@ -180,7 +180,7 @@ impl Loading {
     }
 }
 
-/// The net of one stage and what makes its device state; a thinker keeps so many bytes of prompts.
+/// The net of one stage and what makes its device state; a thinker and a talker keep so many bytes of prompts.
 fn load(
     stage: StageName,
     checkpoint: &Checkpoint,
@@ -203,7 +203,10 @@ fn load(
             let net = Thinker::load(&loader, &checkpoint.omni()?.thinker)?;
             Box::new(ThinkerFactory::new(Arc::new(net)).keeping(kept_prompts))
         }
-        StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, checkpoint.family())?))),
+        StageName::Talker => {
+            let net = Talker::load(&loader, checkpoint.family())?;
+            Box::new(TalkerFactory::new(Arc::new(net)).keeping(kept_prompts))
+        }
         StageName::Vocoder => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
     };
     loader.finish()?;

@@ -266,6 +266,9 @@ pub struct TalkerSpec {
     /// Codes that replace those that the sequence would pick, frame after frame of `num_code_groups` codes. Behind them
     /// it samples, as if it had sampled them. The end token ends the sequence as a code 0 here, and so do limits.
     pub forced: Option<Arc<[u32]>>,
+    /// Whose prompt it is: a sequence of the same owner begins with what this one computes, and this one with what
+    /// others have computed; `None` keeps it apart.
+    pub owner: Option<[u8; 32]>,
 }
 
 impl TalkerSpec {

@@ -147,11 +147,11 @@ catalogue! {
     MEDIA_SPECTRA = Counter, "omni_media_spectra_total", ["outcome"], "Seconds of speech of sessions whose spectrum was looked for among the kept ones: hit or miss.";
     MEDIA_SPECTRA_BYTES = Gauge, "omni_media_spectra_bytes", [], "Bytes of spectra that are kept of the speech of sessions, at most media.max_cached_spectra.";
 
-    PROMPT_CACHE = Counter, "omni_prompt_cache_total", ["outcome"], "Prompts of a thinker whose beginning was looked for among those that are kept: hit or miss.";
-    PROMPT_CACHE_POSITIONS = Counter, "omni_prompt_cache_positions_total", [], "Positions of prompts that were kept and not computed again.";
-    PROMPT_CACHE_RESTORED = Counter, "omni_prompt_cache_restored_positions_total", [], "Those of them that had left a GPU and were copied back from the host's memory.";
-    PROMPT_CACHE_BYTES = Gauge, "omni_prompt_cache_bytes", [], "Bytes of prompts and answers that are kept, at most stages.thinker.kept_prompts for each replica.";
-    PROMPT_CACHE_HOST_BYTES = Gauge, "omni_prompt_cache_host_bytes", [], "Bytes of copies of them in the host's memory, at most stages.thinker.kept_prompts_host for each replica on a GPU.";
+    PROMPT_CACHE = Counter, "omni_prompt_cache_total", ["stage", "outcome"], "Prompts whose beginning was looked for among those that the stage keeps: hit or miss.";
+    PROMPT_CACHE_POSITIONS = Counter, "omni_prompt_cache_positions_total", ["stage"], "Positions of prompts that were kept and not computed again.";
+    PROMPT_CACHE_RESTORED = Counter, "omni_prompt_cache_restored_positions_total", ["stage"], "Those of them that had left a GPU and were copied back from the host's memory.";
+    PROMPT_CACHE_BYTES = Gauge, "omni_prompt_cache_bytes", ["stage"], "Bytes of prompts, and of a thinker's answers, that are kept, at most stages.STAGE.kept_prompts for each replica.";
+    PROMPT_CACHE_HOST_BYTES = Gauge, "omni_prompt_cache_host_bytes", ["stage"], "Bytes of copies of them in the host's memory, at most stages.thinker.kept_prompts_host for each replica on a GPU.";
 
     REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
     REALTIME_CALLS = Gauge, "omni_realtime_calls", [], "Calls over WebRTC that are open, at most realtime.webrtc.max_calls.";

@@ -398,7 +398,7 @@ impl std::fmt::Debug for DeviceMetrics {
     }
 }
 
-/// What a thinker records of the prompts that it keeps. Its bytes count until it is dropped.
+/// What a stage records of the prompts that it keeps. Its bytes count until it is dropped.
 pub struct PromptCacheMetrics {
     hits: Counter,
     misses: Counter,
@@ -413,16 +413,17 @@ pub struct PromptCacheMetrics {
 
 impl PromptCacheMetrics {
     /// Of a stage that keeps nothing yet.
-    #[allow(clippy::new_without_default, reason = "it registers series")]
-    pub fn new() -> PromptCacheMetrics {
+    pub fn new(stage: StageName) -> PromptCacheMetrics {
         install();
-        let prompts = |outcome| counter!(c::PROMPT_CACHE.name, "outcome" => outcome);
+        let stage = stage.as_str();
+        let prompts = |outcome| counter!(c::PROMPT_CACHE.name, "stage" => stage, "outcome" => outcome);
+        let gauge = |metric: Metric| gauge!(metric.name, "stage" => stage);
         PromptCacheMetrics {
             hits: prompts("hit"),
             misses: prompts("miss"),
-            positions: counter!(c::PROMPT_CACHE_POSITIONS.name),
-            restored: counter!(c::PROMPT_CACHE_RESTORED.name),
-            bytes: [gauge!(c::PROMPT_CACHE_BYTES.name), gauge!(c::PROMPT_CACHE_HOST_BYTES.name)],
+            positions: counter!(c::PROMPT_CACHE_POSITIONS.name, "stage" => stage),
+            restored: counter!(c::PROMPT_CACHE_RESTORED.name, "stage" => stage),
+            bytes: [gauge(c::PROMPT_CACHE_BYTES), gauge(c::PROMPT_CACHE_HOST_BYTES)],
             held: [0; 2],
         }
     }

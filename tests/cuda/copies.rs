@@ -119,6 +119,7 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>
             ignore_eos: true,
             seed: 7 + u64::from(slot.0),
             forced: None,
+            owner: None,
         };
         prompt = row.prefill_positions();
         model.open(*slot, SequenceSpec::Talker(row)).unwrap();

@@ -115,6 +115,7 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
                 ignore_eos: i % 5 != 4,
                 seed: u64::from(i) * 977 + (1 << 40),
                 forced: None,
+                owner: None,
             };
             Request { sequence, text }
         })

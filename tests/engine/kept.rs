@@ -1,5 +1,5 @@
-//! Conversations turn by turn, text and sound, spoken answers too: what the thinker keeps of them changes no token and no
-//! sample, whichever stage dies, wherever it runs, and whatever else is asked.
+//! Conversations turn by turn, text and sound, spoken answers too: what thinker and talker keep of them changes no token
+//! and no sample, whichever stage dies, wherever it runs, and whatever else is asked.
 
 use crate::support::engine::{Answer, chat, collect, engine, idle, tiny};
 use crate::support::media::Golden;
@@ -69,7 +69,12 @@ fn clip() -> Arc<Medium> {
 }
 
 fn without(config: &mut Config) {
-    config.stages[Thinker as usize].kept_prompts = 0;
+    keep(config, 0);
+}
+
+/// Has thinker and talker keep so many bytes.
+fn keep(config: &mut Config, bytes: usize) {
+    [Thinker, Talker].iter().for_each(|stage| config.stages[*stage as usize].kept_prompts = bytes);
 }
 
 /// Texts, samples and ends; chunks depend on time.
@@ -93,9 +98,11 @@ async fn turns_of_a_conversation_say_what_they_say_where_nothing_is_kept() {
             ("a process", 256, 1, Placement::Process),
         ] {
             let engine = engine(&tiny(), |config| {
-                let thinker = &mut config.stages[Thinker as usize];
-                (thinker.prefill_chunk, thinker.replicas, thinker.placement) =
-                    (Some(chunk), Replicas::Count(replicas), placement);
+                for stage in [Thinker, Talker] {
+                    let stage = &mut config.stages[stage as usize];
+                    (stage.prefill_chunk, stage.replicas, stage.placement) =
+                        (Some(chunk), Replicas::Count(replicas), placement);
+                }
             })
             .await;
             for tenant in [1, 1, 2] {
@@ -112,7 +119,7 @@ async fn several_conversations_at_once_share_what_is_kept_and_change_nothing() {
     let expected = talk(&engine(&tiny(), without).await, &clip, Output::TextAndAudio, 1).await;
     // Room for a few blocks only: they take it from each other.
     for kept in [256 << 20, 100 << 10] {
-        let engine = engine(&tiny(), |config| config.stages[Thinker as usize].kept_prompts = kept).await;
+        let engine = engine(&tiny(), |config| keep(config, kept)).await;
         let talks = (0..4).map(|tenant| talk(&engine, &clip, Output::TextAndAudio, tenant / 2));
         for answers in futures::future::join_all(talks).await {
             same(&answers, &expected, &format!("{kept} bytes"));

@@ -121,6 +121,7 @@ impl Golden {
                 ignore_eos: false,
                 seed: 1,
                 forced: None,
+                owner: None,
             },
             rows,
             tensors,

@@ -1,14 +1,15 @@
 //! The thinker stage with prompts that it keeps: a second turn begins with what the first one computed, and makes the
-//! same bits as a stage that keeps nothing; and by how little a beginning is another one.
+//! same bits as a stage that keeps nothing; and by how little a beginning is another one. And the talker's codes.
 
 use crate::requests::{Golden, bits, embeddings};
-use crate::support::sequences::{step, step_sequence};
+use crate::support::sequences::{speak, step, step_sequence};
 use candle_core::{DType, Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::media::{MediaLayout, Positions, Span};
 use omni_actors::model::stage::{
-    EncodedPart, Reuse, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerSpec,
+    EncodedPart, Reuse, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerSpec,
 };
+use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
 use std::sync::Arc;
 
@@ -116,6 +117,23 @@ fn a_turn_that_begins_with_kept_positions_makes_the_same_bits_as_one_that_comput
             assert_eq!(turn(&mut *keeps, &golden, &later, behind), expected, "{case}");
             assert_eq!(turn(&mut *keeps, &golden, &later, before), expected, "{case}, asked again");
             assert_eq!(turn(&mut *keeps, &golden, &first(&golden), behind), (said.clone(), given.clone()), "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_talker_that_keeps_prompts_says_the_golden_codes_each_time() {
+    for name in CASES {
+        let golden = Golden::read(name);
+        let (_, text, _) = golden.think(&golden.thinker, 1000, 1000);
+        let text = Tensor::cat(&text, 0).unwrap();
+        let spec = TalkerSpec { owner: Some([7; 32]), ..golden.talker.clone() };
+        let mut keeps = TalkerFactory::new(golden.nets.talker.clone()).keeping(PLENTY).build().unwrap();
+        for chunk in [1000, 1, 7, 64] {
+            let input = StageData::Embeddings(text.clone().into());
+            let (codes, _) = speak(&mut *keeps, 0, &spec, Some(input), chunk);
+            keeps.close(Slot(0));
+            assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
         }
     }
 }

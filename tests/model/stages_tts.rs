@@ -105,6 +105,7 @@ impl Golden {
             ignore_eos: false,
             seed: 1,
             forced: None,
+            owner: None,
         }
     }
 

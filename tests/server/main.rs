@@ -18,4 +18,5 @@ mod realtime;
 mod resume;
 mod routes;
 mod text_only;
+mod turns;
 mod wyoming;

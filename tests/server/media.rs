@@ -12,7 +12,7 @@ use std::path::Path;
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn server(more: &str) -> Serving {
+pub(super) fn server(more: &str) -> Serving {
     let omni = Omni::new();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni");
     let config = omni.file("config.toml", &format!("[model]\ncheckpoint = {fixture:?}\n{more}"));
@@ -56,7 +56,7 @@ fn error(reply: &Reply) -> (u16, String, String) {
 }
 
 /// Of a counter, all series together.
-fn counted(serving: &Serving, name: &str) -> f64 {
+pub(super) fn counted(serving: &Serving, name: &str) -> f64 {
     let text = String::from_utf8(Ask::new("GET", "/metrics", &[], "").send(&serving.url).body).unwrap();
     let of_name = |line: &&str| line.starts_with(name);
     text.lines().filter(of_name).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()

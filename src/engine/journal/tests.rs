@@ -42,6 +42,7 @@ pub(crate) fn talker() -> (StageName, SequencePlan) {
         ignore_eos: false,
         seed: 1,
         forced: None,
+        owner: None,
     };
     (StageName::Talker, SequencePlan { params, spec: SequenceSpec::Talker(sequence), deliver: speech() })
 }

@@ -16,7 +16,7 @@ impl RequestPlan {
             match &mut spec {
                 // Seed and tenant do not change what a prompt asks for.
                 SequenceSpec::Thinker(thinker) => (thinker.seed, thinker.reuse) = (0, None),
-                SequenceSpec::Talker(talker) => talker.seed = 0,
+                SequenceSpec::Talker(talker) => (talker.seed, talker.owner) = (0, None),
                 SequenceSpec::Encoder(_) | SequenceSpec::Vocoder(_) => {}
             }
             hash.take(&spec);

@@ -360,12 +360,13 @@ impl Common {
         options.frames_left.min(Frames(frames as u32))
     }
 
-    /// The sequences that make speech of at most `most` frames: talker and vocoder.
+    /// The sequences that make speech of at most `most` frames: talker and vocoder. The prompt is kept for its `owner`.
     fn speech_sequences(
         &self,
         prompt: Arc<TalkerPrompt>,
         most: Frames,
         options: &SpeechOptions,
+        owner: Option<[u8; 32]>,
     ) -> Result<[(StageName, SequencePlan); 2], SubmitError> {
         let positions = prompt.positions();
         let room = self.max_positions.saturating_sub(positions);
@@ -385,6 +386,7 @@ impl Common {
             ignore_eos: options.ignore_eos,
             seed: options.seed,
             forced: None,
+            owner,
         };
         let deliver = Outputs { tokens: false, speech: true };
         let params = SequenceParams {

@@ -78,6 +78,7 @@ impl OmniPlanner {
         }
         let max_tokens = max_tokens.min(room);
         let mut thinker = self.thinker_sequence(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        let owner = owner(request.options.tenant.id);
         if let SequenceSpec::Thinker(spec) = &mut thinker.spec {
             if request.ignore_eos {
                 spec.eos = [].into();
@@ -86,7 +87,7 @@ impl OmniPlanner {
             }
             spec.media = media.as_ref().map(|media| Arc::clone(&media.layout));
             let spans = media.as_ref().map(|media| Arc::clone(&media.plan.spans)).unwrap_or_default();
-            spec.reuse = Some(Reuse { owner: owner(request.options.tenant.id), media: spans });
+            spec.reuse = Some(Reuse { owner, media: spans });
         }
         if let Some(media) = &media {
             (thinker.params.prompt_input, thinker.params.prompt_runs) = (media.rows, runs(&media.layout));
@@ -110,6 +111,7 @@ impl OmniPlanner {
                 self.talker_prompt(&prompt, speaker, media.as_ref()),
                 options.frames_left,
                 &options,
+                Some(owner),
             )?);
         }
         Ok(RequestPlan {
@@ -142,7 +144,9 @@ impl OmniPlanner {
         let thinker = self.thinker_sequence(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
         let mut sequences = vec![(StageName::Thinker, thinker)];
         let most = common.most_frames(&text, options);
-        sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker, None), most, options)?);
+        let talker_prompt = self.talker_prompt(&prompt, speaker, None);
+        // No later prompt begins with a text that was to be spoken.
+        sequences.extend(common.speech_sequences(talker_prompt, most, options, None)?);
         Ok(common.spoken(sequences, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
     }
 

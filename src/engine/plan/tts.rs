@@ -63,7 +63,7 @@ impl TtsPlanner {
             None => self.prompter.prompt(&voice.request(text)),
         };
         let prompt = prompt.map_err(|error| refuse(&error))?;
-        let sequences = common.speech_sequences(prompt.prompt, common.most_frames(text, options), options)?;
+        let sequences = common.speech_sequences(prompt.prompt, common.most_frames(text, options), options, None)?;
         let used = prompt.tokens.len() as u32;
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
     }
@@ -102,7 +102,7 @@ impl TtsPlanner {
         ended: bool,
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
-        let sequences = common.speech_sequences(prompt, options.frames_left, options)?;
+        let sequences = common.speech_sequences(prompt, options.frames_left, options, None)?;
         let used = tokens.len() as u32;
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens, ended }, options))
     }

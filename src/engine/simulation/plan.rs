@@ -203,6 +203,7 @@ fn speech_sequences(
         ignore_eos: false,
         seed: script.seed,
         forced: None,
+        owner: None,
     };
     let talks = params(talker.prefill_positions(), talker.prefill_embeddings(), Pace::OnePerStep);
     let sounds = params(vocoder.context_frames(GROUPS), 0, Pace::Chunks(shape.ramp.clone()));

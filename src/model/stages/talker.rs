@@ -1,46 +1,63 @@
 //! The talker stage.
 //!
-//! Units are positions. A sequence first advances through its prompt of [`TalkerSpec::prefill_positions`], in pieces of
-//! any size, as far as the input embeddings that they need have arrived. The step that completes the prompt also makes
+//! Units are positions. A sequence first advances through its [prompt](crate::talker::TalkerPrompt), in pieces of any
+//! size, as far as the input embeddings that they need have arrived. The step that completes the prompt also makes
 //! the first frame; every later step is one unit and makes the next, for which it needs one more input embedding or the
 //! end of the input, unless the prompt held the whole text. A step that samples the stop token, or the last one
 //! allowed, makes no frame. A sequence whose input ends before its prompt is there has nothing to speak: a step of 0
 //! units ends it.
 //!
 //! A talker that reads text itself takes tokens, any other the embeddings of its thinker.
+//!
+//! Prompt positions that an earlier sequence has computed are taken over (`src/model/stages/kept/`): a step that finds
+//! some computes only the rest of its units, and makes the same of them.
 
+mod sequence;
+
+use super::kept::KeptPrompts;
 use super::{Batch, LanguageModel, Running};
 use crate::error::{in_vocabulary, not_open, refused};
 use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
-use crate::stage::{
-    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec,
-};
-use crate::talker::{PredictorCaches, Talker, TextSide};
-use crate::transformer::{KvCache, MediaInput, Segment};
+use crate::stage::{Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel};
+use crate::talker::{PredictorCaches, Talker};
+use crate::transformer::{MediaInput, Segment};
 use crate::{LoadError, ModelError};
 use candle_core::Tensor;
-use omni_core::ids::{FinishReason, Slot};
+use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_telemetry::{Phase, PhaseClock};
+use sequence::Sequence;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Makes [`TalkerStage`]s that share one net.
 pub struct TalkerFactory {
     net: Arc<Talker>,
+    kept: usize,
 }
 
 impl TalkerFactory {
-    /// For a loaded net.
+    /// For a loaded net; keeps no prompts.
     pub fn new(net: Arc<Talker>) -> TalkerFactory {
-        TalkerFactory { net }
+        TalkerFactory { net, kept: 0 }
+    }
+
+    /// Has each stage keep so many bytes of prompts, for sequences that begin alike.
+    #[must_use]
+    pub fn keeping(self, bytes: usize) -> TalkerFactory {
+        TalkerFactory { kept: bytes, ..self }
+    }
+
+    pub(super) fn stage(&self) -> TalkerStage {
+        let sampler = Sampler::new(self.net.vocabulary() as usize);
+        let kept = KeptPrompts::new(StageName::Talker, self.kept);
+        let (sequences, caches) = (HashMap::new(), PredictorCaches::default());
+        TalkerStage { net: self.net.clone(), sequences, caches, sampler, kept }
     }
 }
 
 impl StageFactory for TalkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        let sampler = Sampler::new(self.net.vocabulary() as usize);
-        let caches = PredictorCaches::default();
-        Ok(Box::new(TalkerStage { net: self.net.clone(), sequences: HashMap::new(), caches, sampler }))
+        Ok(Box::new(self.stage()))
     }
 }
 
@@ -50,24 +67,20 @@ pub struct TalkerStage {
     sequences: HashMap<Slot, Sequence>,
     caches: PredictorCaches,
     sampler: Sampler,
+    /// `None` where prompts are not kept.
+    kept: Option<KeptPrompts>,
 }
 
-pub(super) struct Sequence {
-    spec: TalkerSpec,
-    cache: KvCache,
-    /// Prompt positions done.
-    prefilled: u32,
-    /// Projected input embeddings; `None` once used up.
-    inputs: Vec<Option<Tensor>>,
-    ended: bool,
-    /// Embedding of the last frame's codes, `[1, hidden]`: the codec side of the next input.
-    codec: Option<Tensor>,
-    history: History,
-    /// Code-0 tokens sampled.
-    count: u32,
-    /// The codes that would have been picked in a frame of forced codes.
-    picked: Vec<u32>,
-    finished: bool,
+#[cfg(test)]
+impl TalkerStage {
+    /// Bytes of prompts that are kept.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.kept.as_ref().map_or(0, KeptPrompts::bytes)
+    }
+
+    pub(super) fn net(&self) -> &Talker {
+        &self.net
+    }
 }
 
 impl StageModel for TalkerStage {
@@ -82,20 +95,8 @@ impl StageModel for TalkerStage {
         if !spec.prompt.media().is_empty() && !self.net.takes_media() {
             return refused("this checkpoint's talker has no hidden_projection: it takes no hidden states of media");
         }
-        let mut history = History::default();
-        spec.said_codes(self.net.config().num_code_groups).for_each(|code| history.push(code));
-        let sequence = Sequence {
-            cache: self.net.stack().new_cache()?,
-            prefilled: 0,
-            inputs: Vec::new(),
-            ended: false,
-            codec: None,
-            history,
-            count: spec.generated_len,
-            picked: Vec::new(),
-            finished: false,
-            spec,
-        };
+        let keeping = self.kept.as_mut().and_then(|kept| kept.begin_speech(&spec));
+        let sequence = Sequence::new(&self.net, spec, keeping)?;
         self.sequences.insert(slot, sequence);
         Ok(())
     }
@@ -108,18 +109,16 @@ impl StageModel for TalkerStage {
         check_input(&self.net, slot, input.as_ref())?;
         // Text behind the end of the speech needs no projection.
         if !sequence.finished {
-            let sequences = match &input {
+            let inputs = match &input {
                 Some(StageData::Tokens(tokens)) if !tokens.is_empty() => Some(self.net.read(tokens)?),
-                Some(StageData::Embeddings(sequences)) => {
+                Some(StageData::Embeddings(inputs)) => {
                     let (first, media) = (sequence.inputs.len() as u32, sequence.spec.prompt.media());
-                    Some(self.net.project_media(&sequences.tensor()?, first, media)?)
+                    Some(self.net.project_media(&inputs.tensor()?, first, media)?)
                 }
                 _ => None,
             };
-            if let Some(sequences) = sequences {
-                for at in 0..sequences.dim(0)? {
-                    sequence.inputs.push(Some(sequences.narrow(0, at, 1)?));
-                }
+            if let Some(inputs) = inputs {
+                sequence.push(&self.net, &inputs)?;
             }
         }
         sequence.ended = end;
@@ -131,7 +130,10 @@ impl StageModel for TalkerStage {
     }
 
     fn close(&mut self, slot: Slot) {
-        self.sequences.remove(&slot);
+        let closed = self.sequences.remove(&slot);
+        if let (Some(kept), Some(Sequence { keeping: Some(keeping), .. })) = (&mut self.kept, closed) {
+            kept.end(&keeping);
+        }
     }
 
     fn live_sequences(&self) -> usize {
@@ -165,15 +167,17 @@ impl LanguageModel for TalkerStage {
             }
             return refused(format!("{slot}: asked for 0 units of a sequence that can go on"));
         }
-        sequence.cache.check_room(work.advance as usize).map_err(|full| ModelError::Sequence(full.to_string()))?;
         let left = sequence.spec.prefill_positions() - sequence.prefilled;
         let x = if left > 0 {
-            sequence.prompt(&self.net, work.advance, left)?
+            sequence.prompt(&self.net, self.kept.as_mut(), work.advance, left)?
         } else {
-            sequence.next(&self.net, work.advance)?
+            Some(sequence.next(&self.net, work.advance)?)
         };
-        batch.input.push(x);
-        batch.take(&mut self.sequences, place, work, left <= work.advance)?;
+        if let Some(x) = x {
+            let advance = x.dim(0)? as u32;
+            batch.input.push(x);
+            batch.take(&mut self.sequences, place, SequenceWork { advance, ..work }, left <= work.advance)?;
+        }
         Ok(SequenceOutput::default())
     }
 
@@ -191,8 +195,8 @@ impl LanguageModel for TalkerStage {
         let mut segments: Vec<_> = segments.collect();
         clock.lap(Phase::Preprocess);
         let residual = self.net.stack().forward_media(&x, &mut segments, &media, |_, _| {})?;
-        for Running { sequence, len, .. } in running.iter_mut() {
-            sequence.prefilled = (sequence.prefilled + *len as u32).min(sequence.spec.prefill_positions());
+        for Running { sequence, .. } in running.iter_mut() {
+            sequence.computed(self.kept.as_mut())?;
         }
         if last.is_empty() {
             clock.lap(Phase::Backbone);
@@ -222,7 +226,7 @@ impl LanguageModel for TalkerStage {
                     }
                 }
                 Err(error) => {
-                    entry.sequence.finished = true;
+                    entry.sequence.fail(self.kept.as_mut());
                     results[entry.place] = Err(error);
                 }
             }
@@ -281,7 +285,7 @@ impl TalkerStage {
         let sequences = speaking.iter_mut().zip(failures).zip(frames.codes);
         for (at, (((_, code, entry), failure), codes)) in sequences.enumerate() {
             if let Some(error) = failure {
-                entry.sequence.finished = true;
+                entry.sequence.fail(self.kept.as_mut());
                 results[entry.place] = Err(error);
                 continue;
             }
@@ -292,74 +296,6 @@ impl TalkerStage {
             }
         }
         Ok(())
-    }
-}
-
-impl Sequence {
-    /// The next `count` of the `left` positions of the prompt.
-    fn prompt(&mut self, net: &Talker, count: u32, left: u32) -> Result<Tensor, ModelError> {
-        if count > left {
-            return refused(format!("asked for {count} of {left} prompt positions"));
-        }
-        let input = |at: u32| self.inputs.get(at as usize).cloned().flatten();
-        let range = self.prefilled..self.prefilled + count;
-        let prompt = &self.spec.prompt;
-        match net.prompt_embeddings(prompt, range.clone(), input)? {
-            Some(sequences) => {
-                // Freed: the text of a long conversation need not stay for the whole speech.
-                for sequence in range.filter_map(|at| prompt.embedding(at)) {
-                    if let TextSide::Input(at) = sequence.text {
-                        self.inputs[at as usize] = None;
-                    }
-                }
-                Ok(sequences)
-            }
-            None => {
-                let (have, want) = (self.inputs.len(), self.spec.prefill_embeddings());
-                refused(format!("the speech prompt needs {want} input embeddings, {have} have arrived"))
-            }
-        }
-    }
-
-    /// The input of the next decode step.
-    fn next(&mut self, net: &Talker, count: u32) -> Result<Tensor, ModelError> {
-        if count != 1 {
-            return refused(format!("asked for {count} units, a decode step is 1"));
-        }
-        let inputs = self.inputs.len() as u32;
-        let Some(side) = self.spec.prompt.text_side(self.count - self.spec.generated_len, inputs, self.ended) else {
-            return refused(format!("frame {} needs one more text embedding or the end of the text", self.count));
-        };
-        let text = net.text_embedding(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));
-        match (&self.codec, text) {
-            (Some(codec), Some(text)) => Ok((codec + text)?),
-            _ => refused("the sequence has no frame to go on from"),
-        }
-    }
-
-    fn sample(&mut self, logits: &[f32], net: &Talker, sampler: &mut Sampler) -> Result<u32, ModelError> {
-        let suppress = net.suppressed(self.spec.ignore_eos || self.count < self.spec.min_tokens);
-        let number = uniform(self.spec.seed, Domain::Codes, self.count, 0);
-        let picked = sampler.sample(logits, &self.spec.sampling, &self.history, &suppress, number)?;
-        let forced = self.spec.forced_frame(self.count, net.config().num_code_groups).map(|frame| frame[0]);
-        self.picked = forced.map(|_| vec![picked]).unwrap_or_default();
-        let code = forced.unwrap_or(picked);
-        self.history.push(code);
-        self.count += 1;
-        Ok(code)
-    }
-
-    /// What would have been picked in this frame, if its codes are forced.
-    fn take_picked(&mut self) -> Option<Box<[u32]>> {
-        Some(std::mem::take(&mut self.picked)).filter(|picked| !picked.is_empty()).map(Vec::into_boxed_slice)
-    }
-
-    fn ends_with(&self, code: u32, eos: u32) -> Option<FinishReason> {
-        if code == eos {
-            Some(FinishReason::Stop)
-        } else {
-            (self.count >= self.spec.max_tokens).then_some(FinishReason::Length)
-        }
     }
 }
 

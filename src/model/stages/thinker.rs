@@ -27,7 +27,7 @@ use crate::thinker::Thinker;
 use crate::transformer::{KvCache, Segment};
 use crate::{LoadError, ModelError};
 use candle_core::Tensor;
-use omni_core::ids::{FinishReason, Slot};
+use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_telemetry::{Phase, PhaseClock};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl ThinkerFactory {
 
     pub(super) fn stage(&self) -> ThinkerStage {
         let sampler = Sampler::new(self.net.vocabulary() as usize);
-        let kept = KeptPrompts::new(self.kept);
+        let kept = KeptPrompts::new(StageName::Thinker, self.kept);
         ThinkerStage { net: self.net.clone(), sequences: HashMap::new(), sampler, kept }
     }
 }
@@ -285,8 +285,8 @@ impl LanguageModel for ThinkerStage {
                 }
                 let (from, upto) = (sequence.prefilled, sequence.prefilled + work.advance);
                 if let (Some(kept), Some(keeping)) = (&mut self.kept, &mut sequence.keeping) {
-                    let (media, hidden) = (sequence.media.as_mut(), &mut sequence.hidden);
-                    kept.take_over(keeping, &sequence.spec, upto as usize, Parts { cache, media, hidden })?;
+                    let media = sequence.media.as_mut().zip(Some(&mut sequence.hidden));
+                    kept.take_over(keeping, prompt as usize, upto as usize, Parts { cache, media })?;
                 }
                 let first = cache.len() as u32;
                 if first >= upto {
@@ -425,8 +425,8 @@ impl Sequence {
         if let (Some(kept), Some(keeping), Answer::Sampled { cache, count, .. }) =
             (kept, &mut self.keeping, &mut self.answer)
         {
-            let (media, hidden) = (self.media.as_mut(), &mut self.hidden);
-            needed_from = needed_from.min(kept.keep(keeping, &self.spec, Parts { cache, media, hidden })?);
+            let media = self.media.as_mut().zip(Some(&mut self.hidden));
+            needed_from = needed_from.min(kept.keep(keeping, Parts { cache, media })?);
             if sampled && *count == self.spec.generated_len {
                 cached = kept.prefilled(keeping);
             }
@@ -447,7 +447,7 @@ impl Sequence {
         *count += 1;
         *last = token;
         if let Some(keeping) = &mut self.keeping {
-            keeping.said(token);
+            keeping.said(&self.spec, token);
         }
         Ok(token)
     }

@@ -177,6 +177,15 @@ impl TalkerPrompt {
         self.inputs
     }
 
+    /// Its first positions that need none but the first `inputs` input embeddings.
+    pub fn positions_of(&self, inputs: u32) -> u32 {
+        if inputs < self.plain {
+            return inputs;
+        }
+        let there = |(text, _): &&(TextSide, CodecSide)| !matches!(text, TextSide::Input(at) if *at >= inputs);
+        self.plain + self.coded.iter().take_while(there).count() as u32
+    }
+
     /// Where the text of later frames comes from.
     pub fn trailing(&self) -> Trailing {
         self.trailing
@@ -313,6 +322,14 @@ mod tests {
                 coded(TextSide::Input(5), 2),
             ]
         );
+    }
+
+    #[test]
+    fn each_input_embedding_completes_the_positions_that_waited_for_it_alone() {
+        // Two user embeddings, three of the header, then five positions that need none, then the last one.
+        let prompt = omni(2);
+        let positions: Vec<u32> = (0..8).map(|inputs| prompt.positions_of(inputs)).collect();
+        assert_eq!(positions, [0, 1, 2, 3, 4, 10, 11, 11]);
     }
 
     #[test]

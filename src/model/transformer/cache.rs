@@ -23,6 +23,14 @@ pub struct KvBlock {
     len: usize,
 }
 
+#[cfg(test)]
+impl KvBlock {
+    /// The bits of all numbers.
+    pub fn bits(&self) -> Vec<u32> {
+        self.of_layers.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+    }
+}
+
 /// The sequence has reached the model's last position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the context is full: {wanted} positions are wanted and the model has {limit} (max_position_embeddings)")]

@@ -37,7 +37,7 @@ fn record_one_of_each() {
     MediaMetrics::ended("image", "prepared");
     MediaMetrics::took("image", Duration::from_millis(20));
     MediaMetrics::holds(1.0);
-    let mut prompts = PromptCacheMetrics::new();
+    let mut prompts = PromptCacheMetrics::new(StageName::Thinker);
     prompts.looked_up(true);
     prompts.positions.increment(16);
     prompts.holds(1, 1);

@@ -273,6 +273,7 @@ impl Speech {
             ignore_eos: false,
             seed: 0,
             forced: None,
+            owner: None,
         };
         Ok(Speech { sequence, input, recording: Vec::new(), codes, first, groups, by_group, thought: None })
     }

@@ -230,6 +230,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
         ignore_eos: dice.one_in(3),
         seed: u64::from(dice.word()) << 32 | u64::from(dice.word()),
         forced,
+        owner: None,
     };
     let params = SequenceParams {
         prompt: sequence.prefill_positions(),

@@ -16,11 +16,13 @@
 mod tests;
 
 use super::Keeping;
+use super::chain::Chain;
 use super::host::{HostCopy, HostPages};
 use super::store::Key;
 use crate::ModelError;
 use crate::pages::{PAGE, Pages};
 use crate::stage::ThinkerSpec;
+use omni_core::ids::StageName;
 use omni_telemetry::PromptCacheMetrics;
 use std::ops::Range;
 
@@ -63,7 +65,7 @@ impl PagedPrompts {
     /// Of `count` pages of so many bytes each, of which a sequence has at most `most`; keeps up to `kept` bytes that no
     /// sequence uses, 0: nothing.
     pub fn new(count: u32, most: usize, page_bytes: usize, kept: usize) -> PagedPrompts {
-        let metrics = (kept > 0).then(PromptCacheMetrics::new);
+        let metrics = (kept > 0).then(|| PromptCacheMetrics::new(StageName::Thinker));
         PagedPrompts {
             pages: Pages::new(count, kept / page_bytes.max(1)),
             most,
@@ -106,10 +108,8 @@ impl PagedPrompts {
     /// # Errors
     /// [`ModelError::Sequence`] where the spec does not tell all media.
     pub fn begin(&mut self, spec: &ThinkerSpec) -> Result<Held, ModelError> {
-        let keeping = match self.metrics {
-            Some(_) => Keeping::new(spec, self.pages.turn())?,
-            None => None,
-        };
+        let chain = if self.metrics.is_some() { Chain::of_thinker(spec)? } else { None };
+        let keeping = chain.map(|chain| Keeping::new(chain, self.pages.turn()));
         Ok(Held { keeping, ..Held::default() })
     }
 
@@ -189,7 +189,7 @@ impl PagedPrompts {
     /// kept.
     pub fn queued(&mut self, held: &mut Held, spec: &ThinkerSpec) {
         let computed = held.computed;
-        self.keep(held, spec, computed);
+        self.keep(held, computed);
         if let (Some(metrics), Some(keeping)) = (&self.metrics, &held.keeping)
             && computed == spec.prompt.len()
         {
@@ -201,21 +201,18 @@ impl PagedPrompts {
     /// A token was sampled, in a step that has run.
     pub fn said(&mut self, held: &mut Held, spec: &ThinkerSpec, token: u32) {
         let Some(keeping) = &mut held.keeping else { return };
-        keeping.said(token);
         // No step has to have taken the token itself; one that has ended the answer is taken by none that counts.
-        let computed = spec.prompt.len() + keeping.said.len() - 1;
-        self.keep(held, spec, computed);
+        let computed = keeping.chain.positions();
+        keeping.said(spec, token);
+        self.keep(held, computed);
     }
 
     /// Keeps the pages that the first `computed` positions fill.
-    fn keep(&mut self, held: &mut Held, spec: &ThinkerSpec, computed: usize) {
+    fn keep(&mut self, held: &mut Held, computed: usize) {
         let Some(keeping) = &mut held.keeping else { return };
-        for number in keeping.seen..computed / PAGE {
-            if !keeping.knows(number, spec) {
-                break;
-            }
+        let (keys, turn) = (keeping.chain.keys(), keeping.turn);
+        for number in keeping.seen..keys.len().min(computed / PAGE) {
             keeping.seen = number + 1;
-            let (keys, turn) = (keeping.chain.keys(), keeping.turn);
             // Behind a page that has gone it would be found by none.
             let reached = number.checked_sub(1).is_none_or(|before| self.pages.touch(&keys[before], turn));
             if reached && !self.pages.touch(&keys[number], turn) {

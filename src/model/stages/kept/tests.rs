@@ -1,5 +1,7 @@
 //! How much of a prompt is taken over: seen from inside, for outside nothing differs but the time.
 
+mod talker;
+
 use crate::checkpoint::Checkpoint;
 use crate::media::{MediaKind, MediaLayout, Positions, Span};
 use crate::sampling::SamplingParams;
