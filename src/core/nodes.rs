@@ -20,7 +20,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// What gateways and nodes say to each other changes with this number and with the version of the program.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// When a node that is full is asked again; twice as long after each further time.
 const AGAIN: Duration = Duration::from_millis(200);
