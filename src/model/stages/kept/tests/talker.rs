@@ -172,7 +172,7 @@ fn the_last_position_of_a_prompt_is_computed_each_time() {
     for user in [7, 8, 23, 24] {
         let mut stage = stage(1 << 30);
         let whole = spoken(&stage, 1, 1);
-        let tokens = stage.net().config().tokens.clone();
+        let tokens = stage.net().config().tokens;
         let rows = whole.input.narrow(0, 0, user + 12).unwrap();
         let spec = whole.with(|spec| spec.prompt = TalkerPrompt::omni(user as u32, 7, &tokens).into()).spec;
         let spoken = Spoken { spec, input: rows };
