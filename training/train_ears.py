@@ -341,7 +341,7 @@ class Plan:
         """-> ids of the user's turn, the answer's text; adds to `sounds` (first sample or -1, samples, lead, tail, frames,
         words, teacher)"""
         r, p = self.r, self.r.random()
-        lead, tail = int(r.uniform(0.02, 0.6) * SR), int(r.uniform(0.02, 0.5) * SR)
+        lead, tail = (int(r.uniform(0.02, 0.6 if r.random() < 0.7 else 3) * SR) for _ in range(2))
         if p < 0.05:
             frames = r.randint(30, 500)
             sounds.append((-1, 0, 0, 0, frames, [], 0))
@@ -472,14 +472,15 @@ class TowerAndThinker(nn.Module):
         self.guide = nn.Linear(EARS["d"], 3 * PHONEMES)
 
 
-def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
-    """batch: as Plan.batch leaves it, on the device."""
+def losses(m, pad, spectrum, damage, sounds, batch, think, hard, still=False):
+    """batch: as Plan.batch leaves it, on the device. still: only the thinker's"""
     speed, clips, words, many, teacher, parts, groups = batch
     found, middles, longest = [], [], []
     for part in parts:
         some = clips[part]
         N = -(-int(some[-1, 4]) * HOP // SR) * SR
-        rows, middle, labels = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
+        with torch.set_grad_enabled(not still):
+            rows, middle, labels = hear(m.tower, spectrum, damage, sounds, speed, some, N, hard)
         found.append(rows)
         longest.append(rows.shape[1])
         counts = torch.arange(rows.shape[1], device=clips.device)[None] < tokens_of(some[:, 4])[:, None]
@@ -490,12 +491,13 @@ def losses(m, pad, spectrum, damage, sounds, batch, think, hard):
     rows = torch.cat([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in found])[back]
     tokens = tokens_of(clips[:, 4])
     out = {}
-    middle, labels = (torch.cat(x) for x in zip(*middles))
-    guess = m.guide(middle).view(-1, PHONEMES).float()
-    out["sounds"] = F.cross_entropy(guess, labels.flatten(), reduction="sum") / max(labels.numel(), 1)
-    ok = (many > 0) & (many < tokens)
-    logp = m.ctc(rows[ok]).float().log_softmax(-1).transpose(0, 1)
-    out["ctc"] = F.ctc_loss(logp, words[ok], tokens[ok], many[ok], blank=VOCAB, zero_infinity=True)
+    if not still:
+        middle, labels = (torch.cat(x) for x in zip(*middles))
+        guess = m.guide(middle).view(-1, PHONEMES).float()
+        out["sounds"] = F.cross_entropy(guess, labels.flatten(), reduction="sum") / max(labels.numel(), 1)
+        ok = (many > 0) & (many < tokens)
+        logp = m.ctc(rows[ok]).float().log_softmax(-1).transpose(0, 1)
+        out["ctc"] = F.ctc_loss(logp, words[ok], tokens[ok], many[ok], blank=VOCAB, zero_infinity=True)
     if think:
         flat = rows[torch.arange(most, device=rows.device)[None] < tokens[:, None]]
         ends = torch.cat([tokens.new_zeros(1), tokens.cumsum(0)]).tolist()
@@ -637,6 +639,7 @@ def main():
     ap.add_argument("--most", type=int, default=800, help="tokens of a conversation")
     ap.add_argument("--lr", type=float, default=2e-3)
     ap.add_argument("--thinker_lr", type=float, default=0.25, help="of the thinker, as a share of --lr")
+    ap.add_argument("--still", action="store_true", help="the tower learns nothing any more, only the thinker")
     ap.add_argument("--alone", type=float, default=0.12, help="share of the time in which the tower learns alone")
     ap.add_argument("--hours", type=float, default=1, help="hours of sound a process waits for")
     ap.add_argument("--room", type=float, default=300, help="hours of sound a process keeps")
@@ -672,6 +675,10 @@ def main():
         m.guide.load_state_dict(before["guide"])
     W.same(m)
     m.thinker.embed_tokens.requires_grad_(False)
+    if a.still:
+        [layers.requires_grad_(False) for layers in (m.tower, m.ctc, m.guide)]
+        m.tower.eval()
+        a.alone = alone = -1
     ema = copy.deepcopy(m).eval()
     spectrum, damage = Spectrum().to(dev), Damage(a.seed * 7 + W.rank, dev)
     sounds = Sounds(a.said, W, dev, a.room)
@@ -726,17 +733,19 @@ def main():
             share = W.agree((time.time() - begun) / (end - begun))
         if share >= 1:
             break
-        think, hard = share > a.alone, min(1.0, share / (2 * a.alone))
-        lr = a.lr * min(1, (step + 1) / 300) * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
+        think, hard = share > a.alone, 1.0 if a.still else min(1.0, share / (2 * a.alone))
+        lr = a.lr * min(1, (step + 1) / (30 if a.still else 300)) * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
         lr_th = a.thinker_lr * lr * min(1, max(0.0, share - a.alone) / 0.03)
         kept = step >= alone
         lrs = (lr, lr_th, lr) if kept else (0.0, 0.0, a.lr * min(1, (step + 1) / 20))
         for group, rate in zip(adamw.param_groups, lrs):
             group["lr"] = rate
         with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda):
-            out = losses(m, plan.pad, spectrum, damage, sounds, move(b), think, hard)
+            out = losses(m, plan.pad, spectrum, damage, sounds, move(b), think, hard, a.still)
         fade = 1.0 if not think else max(0.1, 1 - (share - a.alone) / 0.5) * 0.5
-        loss = out["ctc"] * fade + 0.5 * fade * out["sounds"] + (out["answer"] + 0.01 * out["aux"] if think else 0)
+        loss = (out["answer"] + 0.01 * out["aux"]) if think else 0
+        if not a.still:
+            loss = loss + out["ctc"] * fade + 0.5 * fade * out["sounds"]
         for p in every:
             p.grad = None
         loss.backward()
