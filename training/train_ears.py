@@ -559,9 +559,9 @@ def errors(a, b):
 
 
 @torch.no_grad()
-def judge(m, plan, spectrum, damage, folder, dev, noise=None):
+def judge(m, plan, spectrum, damage, folder, dev, noise=None, behind=0.2):
     """Questions answered as typed ones are, words written down wrongly, by voice (all: of voices never heard); sounds without
-    speech left unanswered."""
+    speech left unanswered. noise: dB below the speech; behind: seconds of silence behind it"""
 
     class One:
         rank, size = 0, 1
@@ -575,7 +575,8 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
     every = s.rows[: int(s.count)].tolist()
     for part in range(0, len(every), 64):
         some = every[part : part + 64]
-        clips = torch.tensor([[first, n, 4800, 3200, (n + 8000) // HOP] for _, first, n, _ in some], device=dev)
+        tail = int(behind * SR)
+        clips = torch.tensor([[first, n, 4800, tail, (n + 4800 + tail) // HOP] for _, first, n, _ in some], device=dev)
         N = -(-int(clips[:, 4].max()) * HOP // SR) * SR
         x, n = s.take(clips, N), clips[:, 4] * HOP
         power = (x.pow(2).sum(1, keepdim=True) / n[:, None]).sqrt()
@@ -606,7 +607,7 @@ def judge(m, plan, spectrum, damage, folder, dev, noise=None):
                     w, k = errors(l["label"], t)
                     r[2] += w
                     r[3] += k
-            if noise is None and i % 23 == 0:
+            if noise is None and behind < 1 and i % 23 == 0:
                 print("   ", v, "|", l["label"], "|", t, flush=True)
     none = damage.nothing(200, SR * 3)
     n = torch.full((200,), SR * 3, device=dev)
@@ -781,8 +782,9 @@ def main():
         save(ema, a.out)
         log(f"done {step} steps, {heard:.0f} h heard")
         if a.judge:
-            for noise in (None, 20, 10):
-                log(f"noise {noise}", json.dumps(judge(ema, plan, spectrum, damage, a.judge, dev, noise), indent=1))
+            for noise, behind in ((None, 0.2), (20, 0.2), (10, 0.2), (None, 2.0)):
+                found = judge(ema, plan, spectrum, damage, a.judge, dev, noise, behind)
+                log(f"noise {noise}, {behind} s of silence behind", json.dumps(found, indent=1))
         log(check(ema.thinker, a.text, 100 if cuda else 4))
         open(f"{a.out}/DONE", "w").write("ok")
     if W.size > 1:

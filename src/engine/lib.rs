@@ -455,10 +455,8 @@ impl Engine {
             (Given::Files(files), Some(preparer)) if aside => preparer.prepare_aside(files, owner).await?,
             (Given::Files(files), Some(preparer)) => preparer.prepare(files, owner).await?,
             (Given::Files(files), None) => {
-                return Err(media::cannot(Senses::default(), &files).unwrap_or(SubmitError::Invalid {
-                    param: "messages",
-                    message: "this model takes text alone".to_owned(),
-                }));
+                media::check_senses(Senses::default(), &files)?;
+                Prepared::default()
             }
         };
         // Media are hashed.

@@ -93,14 +93,22 @@ pub(crate) fn served(checkpoint: &Checkpoint) -> Senses {
     }
 }
 
-/// The error of a request with media for a model that has not the senses for one of them; `None` where it has.
-pub(crate) fn cannot(senses: Senses, sources: &[MediaSource]) -> Option<SubmitError> {
+/// Whether a model with these senses takes these media.
+///
+/// # Errors
+/// [`SubmitError::Medium`] for the first that it can neither hear nor see.
+pub(crate) fn check_senses(senses: Senses, sources: &[MediaSource]) -> Result<(), SubmitError> {
     let lacks = |source: &MediaSource| match source.kind() {
         MediaKind::Audio => (!senses.hears).then_some("hear"),
         _ => (!senses.sees).then_some("see"),
     };
-    let (index, sense) = sources.iter().enumerate().find_map(|(index, source)| Some((index, lacks(source)?)))?;
-    Some(SubmitError::Medium { index, frame: None, message: format!("this model cannot {sense}; send text") })
+    match sources.iter().enumerate().find_map(|(index, source)| Some((index, lacks(source)?))) {
+        None => Ok(()),
+        Some((index, sense)) => {
+            let message = format!("this model cannot {sense}; send text");
+            Err(SubmitError::Medium { index, frame: None, message })
+        }
+    }
 }
 
 impl Preparer {
@@ -246,9 +254,7 @@ impl Inner {
             );
             return Err(SubmitError::Invalid { param: "messages", message });
         }
-        if let Some(error) = cannot(self.senses, sources) {
-            return Err(error);
-        }
+        check_senses(self.senses, sources)?;
         for (index, source) in sources.iter().enumerate() {
             let kind = name(source.kind());
             let refused = |frame: Option<usize>, error: omni_media::MediaError| SubmitError::Medium {
