@@ -150,7 +150,9 @@ class Programs:
 
     def run(self, name, *args, text=""):
         path, none = f"{self.folder}/bin/{name}" if self.folder else name, subprocess.DEVNULL
-        subprocess.run([path, *args], env=self.env, check=True, input=text.encode(), stdout=none, stderr=none, timeout=60)
+        subprocess.run(
+            [path, *args], env=self.env, check=True, input=text.encode(), stdout=none, stderr=none, timeout=60
+        )
 
     def wav(self, path):
         with wave.open(path) as f:

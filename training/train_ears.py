@@ -206,11 +206,12 @@ class Damage(nn.Module):
 
 def between(s, at, axis):
     """s [B, K, T] at the places [B, K'] of its axis 1 or 2, which lie between whole ones."""
-    last = s.shape[axis] - 1
+    last, shape = s.shape[axis] - 1, list(s.shape)
+    shape[axis] = at.shape[1]
     at = at.clamp(0, last)
     low, part = at.long(), (at % 1).unsqueeze(3 - axis)
-    wide = lambda k: s.gather(axis, k.unsqueeze(3 - axis).expand(-1, *((-1, s.shape[2]) if axis == 1 else (s.shape[1], -1))))
-    return wide(low) * (1 - part) + wide((low + 1).clamp(max=last)) * part
+    take = lambda k: s.gather(axis, k.unsqueeze(3 - axis).expand(shape))
+    return take(low) * (1 - part) + take((low + 1).clamp(max=last)) * part
 
 
 class Mouth:
@@ -735,7 +736,8 @@ def main():
         if share >= 1:
             break
         think, hard = share > a.alone, 1.0 if a.still else min(1.0, share / (2 * a.alone))
-        lr = a.lr * min(1, (step + 1) / (30 if a.still else 300)) * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
+        warm = min(1, (step + 1) / (30 if a.still else 300))
+        lr = a.lr * warm * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
         lr_th = a.thinker_lr * lr * min(1, max(0.0, share - a.alone) / 0.03)
         kept = step >= alone
         lrs = (lr, lr_th, lr) if kept else (0.0, 0.0, a.lr * min(1, (step + 1) / 20))
