@@ -63,7 +63,7 @@ impl Site {
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> Response {
-        self.client.post(format!("http://{}{path}", self.address)).json(body).send().await.unwrap()
+        self.client.post(format!("{}{path}", self.url())).json(body).send().await.unwrap()
     }
 
     /// The body of an answer that must be fine.
