@@ -1,8 +1,8 @@
 """A checkpoint with ears: the tower and the thinker that train_ears.py leaves, in place of what was there.
 
-    python with_ears.py CHECKPOINT EARS_DIR OUT
+    python with_ears.py CHECKPOINT EARS_DIR OUT [OTHER_EARS_DIR]
 
-EARS_DIR has ears.pt, or tower.pt and thinker.pt. The talker was never taught to read what was heard, and need not: wherever
+EARS_DIR has ears.pt, or tower.pt and thinker.pt. With OTHER_EARS_DIR the thinker is the mean of both, weight by weight. The talker was never taught to read what was heard, and need not: wherever
 there was sound its prompt has one and the same row (`hidden_projection` is a constant), that of the token SAID.
 """
 
@@ -15,15 +15,19 @@ from train_ears import EARS
 SAID = ","
 
 
-def main(checkpoint, ears, out):
+def learnt(ears):
+    """What train_ears.py leaves: weights by the name of the net."""
+    if os.path.exists(f"{ears}/ears.pt"):
+        return torch.load(f"{ears}/ears.pt", map_location="cpu")
+    return {k: torch.load(f"{ears}/{k}.pt", map_location="cpu") for k in ("tower", "thinker")}
+
+
+def main(checkpoint, ears, out, other=None):
     os.makedirs(out, exist_ok=True)
     for name in os.listdir(checkpoint):
         if name != "DONE":
             shutil.copy(f"{checkpoint}/{name}", out)
-    if os.path.exists(f"{ears}/ears.pt"):
-        heard = torch.load(f"{ears}/ears.pt", map_location="cpu")
-    else:
-        heard = {k: torch.load(f"{ears}/{k}.pt", map_location="cpu") for k in ("tower", "thinker")}
+    heard = learnt(ears)
     towers = (
         "thinker.audio_tower.",
         "thinker.visual.",
@@ -31,6 +35,9 @@ def main(checkpoint, ears, out):
     sd = {k: v for k, v in load_file(f"{checkpoint}/model.safetensors").items() if not k.startswith(towers)}
     thinker = Thinker()
     thinker.load_state_dict({k: v.float() for k, v in heard["thinker"].items()})
+    if other:
+        half = {k: v.float() for k, v in learnt(other)["thinker"].items()}
+        thinker.load_state_dict({k: (v + half[k]) / 2 for k, v in thinker.state_dict().items()})
     new = {k: v.detach() for k, v in thinker.to_hf().items()}
     same = "thinker.model.embed_tokens.weight"
     if not torch.equal(new[same].bfloat16(), sd[same]):
@@ -71,4 +78,4 @@ def main(checkpoint, ears, out):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])
