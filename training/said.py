@@ -308,9 +308,9 @@ def jobs(all_lines, a, stop):
         all_lines += said
         new = list(range(len(all_lines) - len(said), len(all_lines)))
         shares = [(voice, new[v :: len(voices)]) for v, voice in enumerate(voices)]
-        heldout = [dict(x) for x in said if x["kind"] == "t"]
-        all_lines += heldout
-        shares += [("teacher", list(range(len(all_lines) - len(heldout), len(all_lines)))[::2])]
+        known = [dict(x) for x in said if x["kind"] == "t"][::2]
+        shares += [("teacher", list(range(len(all_lines), len(all_lines) + len(known))))]
+        all_lines += known
         for voice, some in shares:
             for i in range(0, len(some), a.part):
                 yield k, voice, [(j, all_lines[j]) for j in some[i : i + a.part]], a, stop

@@ -661,11 +661,10 @@ def main():
     before = "thinker.audio_tower."
     weights = load_file(f"{a.checkpoint}/model.safetensors").items()
     tower = {k.removeprefix(before): v.float() for k, v in weights if k.startswith(before)}
-    # So many steps only the layers learn that are not kept, where there is a tower that they are new to.
-    alone = 0
+    settling = 0  # so many steps only ctc and guide learn, where there is a tower that they are new to
     if {k: v.shape for k, v in tower.items()} == {k: v.shape for k, v in m.tower.state_dict().items()}:
         m.tower.load_state_dict(tower)
-        alone = 0 if a.init else 100
+        settling = 0 if a.init else 100
     with torch.no_grad():  # what is heard begins as what is read
         e = m.thinker.embed_tokens.weight
         m.ctc.weight[:VOCAB] = e / e.norm(dim=1, keepdim=True)
@@ -680,7 +679,7 @@ def main():
     if a.still:
         [layers.requires_grad_(False) for layers in (m.tower, m.ctc, m.guide)]
         m.tower.eval()
-        a.alone = alone = -1
+        a.alone, settling = -1, 0  # the thinker learns from the first step on
     ema = copy.deepcopy(m).eval()
     spectrum, damage = Spectrum().to(dev), Damage(a.seed * 7 + W.rank, dev)
     sounds = Sounds(a.said, W, dev, a.room)
@@ -739,8 +738,8 @@ def main():
         warm = min(1, (step + 1) / (30 if a.still else 300))
         lr = a.lr * warm * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
         lr_th = a.thinker_lr * lr * min(1, max(0.0, share - a.alone) / 0.03)
-        kept = step >= alone
-        lrs = (lr, lr_th, lr) if kept else (0.0, 0.0, a.lr * min(1, (step + 1) / 20))
+        settled = step >= settling
+        lrs = (lr, lr_th, lr) if settled else (0.0, 0.0, a.lr * min(1, (step + 1) / 20))
         for group, rate in zip(adamw.param_groups, lrs):
             group["lr"] = rate
         with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda):
@@ -757,7 +756,7 @@ def main():
                 p.grad = torch.zeros_like(p)
         W.average(every)
         norm = torch.nn.utils.clip_grad_norm_(every, 1.0)
-        if kept:
+        if settled:
             muons[0].step(lr)
             if think:
                 muons[1].step(lr_th)

@@ -2,8 +2,9 @@
 
     python with_ears.py CHECKPOINT EARS_DIR OUT [OTHER_EARS_DIR]
 
-EARS_DIR has ears.pt, or tower.pt and thinker.pt. With OTHER_EARS_DIR the thinker is the mean of both, weight by weight. The talker was never taught to read what was heard, and need not: wherever
-there was sound its prompt has one and the same row (`hidden_projection` is a constant), that of the token SAID.
+EARS_DIR has ears.pt, or tower.pt and thinker.pt. With OTHER_EARS_DIR the thinker is the mean of both, weight by weight.
+The talker was never taught to read what was heard, and need not: wherever there was sound its prompt has one and the same
+row (`hidden_projection` is a constant), that of the token SAID.
 """
 
 import json, os, shutil, sys
