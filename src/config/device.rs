@@ -44,7 +44,7 @@ pub struct DeviceConfig {
     pub vocoder_dtype: VocoderDtype,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
-    /// Whether kernels of few sequences may stay on a GPU, their blocks waiting for each other.
+    /// Whether kernels may stay on a GPU, their blocks waiting for each other.
     pub persistent_kernels: bool,
 }
 

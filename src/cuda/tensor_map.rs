@@ -5,8 +5,10 @@ use cudarc::driver::sys;
 
 /// Numbers of a row of a box: with 128 bytes, the widest whose rows are shuffled against conflicts of banks.
 const COLUMNS: u32 = 64;
+/// Numbers of a row of a wide box: the most.
+const WIDE: u32 = 256;
 
-/// Boxes of a matrix of bf16 with rows of 64 numbers: `TensorMap` of `kernels/wgmma.cuh`, `WeightMap` of
+/// Boxes of a matrix of bf16: `TensorMap` of `kernels/wgmma.cuh`, `WeightMap` of
 /// `kernels/layers.cuh`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -17,7 +19,7 @@ const PARTS: usize = 8;
 const BOX_OUTPUTS: u32 = 8;
 
 impl TensorMap {
-    /// For boxes of `box_rows` rows, at most 256, of a matrix `[rows, columns]`. The address and the bytes of a row are
+    /// For boxes of `box_rows` rows of 64 numbers, at most 256, of a matrix `[rows, columns]`. The address and the bytes of a row are
     /// multiples of 16. Makes no call to the device.
     ///
     /// # Errors
@@ -26,6 +28,16 @@ impl TensorMap {
         use sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
         let (sizes, strides) = ([columns as u64, rows as u64], [columns as u64 * 2]);
         encode(address, sizes, &strides, [COLUMNS, box_rows], CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
+    }
+
+    /// The same for boxes with rows of 256 numbers, which are not shuffled: of these the memory gives more in a second.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wide(address: u64, rows: usize, columns: usize, box_rows: u32) -> Result<TensorMap, CudaError> {
+        use sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+        let (sizes, strides) = ([columns as u64, rows as u64], [columns as u64 * 2]);
+        encode(address, sizes, &strides, [WIDE, box_rows], CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
     }
 
     /// For boxes `[PARTS, BOX_OUTPUTS, 64]` of weights `[outputs, inputs]`, whose parts' inputs lie one behind the other.
@@ -56,6 +68,10 @@ fn encode<const N: usize>(
     promotion: sys::CUtensorMapL2promotion,
 ) -> Result<TensorMap, CudaError> {
     assert_eq!(strides.len(), N - 1);
+    let shuffled = match boxes[0] {
+        COLUMNS => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+    };
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
     let steps = [1; N];
     // SAFETY: all pointers are to arrays of the sizes that N dimensions need; the address is only written down.
@@ -70,7 +86,7 @@ fn encode<const N: usize>(
             boxes.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            shuffled,
             promotion,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

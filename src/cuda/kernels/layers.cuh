@@ -134,6 +134,7 @@ __device__ __forceinline__ void copy_weights(const LayersArgs& a, const Clock& c
             copy(to + STAGE / 2, high);
         }
         __syncwarp();
+        return STAGE;
     });
 }
 

@@ -122,7 +122,7 @@ struct Copying {
     int ring, flight, pace;
 };
 // Copies `total` stages of up to BYTES, in the order in which they are used: `copy` queues the n-th, to an address in shared
-// memory, and tells a barrier.
+// memory, tells a barrier, and says how many bytes it asked to be paced for.
 template <int BYTES = STAGE, class COPY>
 __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock, uint32_t full, uint32_t empty, uint32_t data, int total, COPY copy) {
     int slot = 0, waited = 0, waited_slot = 0;
@@ -145,8 +145,8 @@ __device__ __forceinline__ void copy_stages(const Copying& c, const Clock& clock
         wait_for_copies(n - min(c.flight, c.ring) + 1);
         while (static_cast<int>(static_cast<uint32_t>(::clock()) - next) < 0) {
         }
-        next = static_cast<uint32_t>(::clock()) + c.pace;
-        copy(n, data + slot * BYTES, full + slot * 8);
+        next = static_cast<uint32_t>(::clock());
+        next += c.pace * copy(n, data + slot * BYTES, full + slot * 8) / BYTES;
         if (++slot == c.ring) {
             slot = 0;
             phase ^= 1;

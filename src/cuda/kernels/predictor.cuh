@@ -69,6 +69,7 @@ __device__ __forceinline__ void copy_weights(const PredictorArgs& a, const Clock
         const bool keep = !head && (s + 1) * a.kept / body != s * a.kept / body;
         expect_stage(barrier);
         copy_bytes(to, from, STAGE, barrier, keep ? last : first);
+        return STAGE;
     });
 }
 

@@ -2,12 +2,11 @@
 // products of 64 rows at once by four warps.
 #pragma once
 
+#include "pieces.cuh"
 #include "predictor_pick.cuh"
 #include "short_attention.cuh"
 
-constexpr int DEEP = 64;         // inputs of a piece of rows and of weights
 constexpr int PIECE = 8192;      // bytes that a piece of weights has room for
-constexpr int TEAM = 16;         // blocks that share a kv head, and a part of the inputs of `output` and `down`
 constexpr int MANY_STAGES = 34;  // copies of weights of a layer: of queries, keys and values, and those from here on
 constexpr int OUTPUT_AT = 8, GATE_UP_AT = 12, DOWN_AT = 28;
 constexpr int MANY_BYTES = 245760; // bytes of a layer's weights of a block
@@ -51,29 +50,6 @@ __device__ __forceinline__ int piece_at(int row, int k) {
     return k / DEEP * (R * DEEP * 2) + row * (DEEP * 2) + ((at / 8 ^ row % 8) * 16) + at % 8 * 2;
 }
 
-// ---- counts ------------------------------------------------------------------------------------------------------------
-
-// Counts only rise: those of a launch begin where the last one's ended, because all launches of this memory count alike.
-__device__ __forceinline__ bool has_come(const uint32_t* count, uint32_t until) {
-    uint32_t now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
-    return static_cast<int32_t>(now - until) >= 0;
-}
-__device__ __forceinline__ void await_count(const Clock& clock, const uint32_t* count, uint32_t until) {
-    while (!has_come(count, until) && !clock.over()) {
-    }
-}
-// All computing threads: what they have written is done.
-__device__ __forceinline__ void done(uint32_t* count) {
-    meet();
-    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
-}
-// All computing threads wait.
-__device__ __forceinline__ void await_all(const Clock& clock, const uint32_t* count, uint32_t until) {
-    if (threadIdx.x % WARP == 0) await_count(clock, count, until);
-    __syncwarp();
-}
-
 // What blocks tell each other, and how often each count rises in a pass.
 template <int R>
 struct Blocks {
@@ -98,23 +74,9 @@ struct Blocks {
 // do not, and a step of a server is shorter so.
 template <int R>
 struct Rings {
-    static constexpr int ROWS = R < 64 ? 32768 : 65536, WEIGHTS = R < 64 ? 13 : 16, PIECE_OF_ROWS = R * DEEP * 2, SLOTS = ROWS / PIECE_OF_ROWS;
-};
-
-// Where the warps are in a ring of pieces.
-template <int SLOTS>
-struct Place {
-    uint32_t full, empty, data; // in shared memory
-    int slot;
-    uint32_t phase;
-    __device__ __forceinline__ uint32_t filled() const { return full + slot * 8; }
-    __device__ __forceinline__ uint32_t emptied() const { return empty + slot * 8; }
-    __device__ __forceinline__ void next() {
-        if (++slot == SLOTS) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
+    static constexpr int ROWS = R < 64 ? 32768 : 65536, WEIGHTS = R < 64 ? 13 : 16, PIECE_OF_ROWS = R * DEEP * 2;
+    // Pieces of rows that are copied as one: a copy takes the engine some 200 cycles, however short it is.
+    static constexpr int TOGETHER = R > 64 ? 1 : 2, SLOT = TOGETHER * PIECE_OF_ROWS, SLOTS = ROWS / SLOT;
 };
 
 template <int R>
@@ -139,35 +101,17 @@ __device__ __forceinline__ void copy_many_weights(const PredictorArgs& a, const 
         const bool keep = !head && (s + 1) * a.kept / body != s * a.kept / body;
         barrier_expect(barrier, bytes);
         copy_bytes(to, all + static_cast<size_t>(from) * BLOCKS + static_cast<size_t>(blockIdx.x) * bytes, bytes, barrier, keep ? last : first);
+        return PIECE;
     });
 }
 
-// One warp copies the rows of all products as they come: its lanes a piece each, because a copy takes longer to queue than to
-// be multiplied.
+// One warp copies the rows of all products as they come.
 template <int R>
 __device__ __forceinline__ void copy_rows(const PredictorArgs& a, const Clock& clock, const Blocks<R>& of, RowPlace<R> ring) {
     using H = Handed<R>;
-    constexpr int BYTES = Rings<R>::PIECE_OF_ROWS;
-    const int lane = threadIdx.x % WARP;
+    constexpr int BYTES = Rings<R>::PIECE_OF_ROWS, TOGETHER = Rings<R>::TOGETHER;
     const uint64_t keep = staying();
-    const auto copy = [&](int from, int pieces) {
-        // What is copied was not written by copies.
-        asm volatile("fence.proxy.async;" ::: "memory");
-        for (int at = 0; at < pieces; at += Rings<R>::SLOTS) {
-            const int count = min(Rings<R>::SLOTS, pieces - at), slot = (ring.slot + lane) % Rings<R>::SLOTS;
-            const uint32_t phase = ring.phase ^ ((ring.slot + lane) / Rings<R>::SLOTS & 1), full = ring.full + slot * 8;
-            bool queued = lane >= count;
-            while (__any_sync(~0u, !queued)) {
-                if (!queued && (barrier_passed(ring.empty + slot * 8, phase ^ 1) || clock.over())) {
-                    barrier_expect(full, BYTES);
-                    copy_bytes(ring.data + slot * BYTES, of.hops + from + (at + lane) * BYTES, BYTES, full, keep);
-                    queued = true;
-                }
-            }
-            ring.phase ^= (ring.slot + count) / Rings<R>::SLOTS & 1;
-            ring.slot = (ring.slot + count) % Rings<R>::SLOTS;
-        }
-    };
+    const auto copy = [&](int from, int pieces) { copy_pieces<BYTES * TOGETHER>(clock, ring, of.hops + from, pieces / TOGETHER, keep); };
     const auto await_rows = [&](int count, uint32_t until) {
         await_count(clock, of.count(count), until);
         __syncwarp();
@@ -187,20 +131,17 @@ __device__ __forceinline__ void copy_rows(const PredictorArgs& a, const Clock& c
         await_rows(H::NORMED_DONE, of.normed_until(pass, 2 * of.layers));
         copy(H::NORMED, Head::PIECES);
     }
-    // No copy may be on its way to a block that has ended.
-    for (int i = 0; i < Rings<R>::SLOTS; ++i) {
-        while (!barrier_passed(ring.full + ring.slot * 8, ring.phase ^ 1)) {
-        }
-        ring.next();
-    }
+    await_copies(ring);
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
 // Rows of this group of four warps by its N outputs: total[n][i] is of row 16 (warp % 4) + g + 8 (i / 2) of the 64 and output
-// 8 n + 2 t + i % 2 of the N. ROW_BYTES: of a piece of rows; `rows_from`, `weights_from`: where the group's begin in a piece.
-template <class P, int N, int ROW_BYTES, class ROWS, class WEIGHTS>
+// 8 n + 2 t + i % 2 of the N. `rows_from`, `weights_from`: where the group's begin in a piece.
+template <class P, int N, class RINGS, class ROWS, class WEIGHTS>
 __device__ __forceinline__ void multiply(const Clock& clock, ROWS& rows, WEIGHTS& weights, int rows_from, int weights_from, float (&total)[N / 8][4]) {
+    constexpr int OF_ROWS = RINGS::TOGETHER;
+    static_assert(P::PIECES % OF_ROWS == 0);
     const bool first = threadIdx.x % WARP == 0;
     float sums[2][N / 8][4];
 #pragma unroll
@@ -215,14 +156,14 @@ __device__ __forceinline__ void multiply(const Clock& clock, ROWS& rows, WEIGHTS
     uint32_t rows_used = 0, weights_used = 0;
     // What the products before the last ones have read.
     const auto release = [&](int c) {
-        if (first) barrier_arrive(rows_used);
+        if (c % OF_ROWS == OF_ROWS - 1 && first) barrier_arrive(rows_used);
         if (c % P::TOGETHER == P::TOGETHER - 1 && first) barrier_arrive(weights_used);
     };
 #pragma unroll
     for (int c = 0; c < P::PIECES; ++c) {
         if (c % P::TOGETHER == 0) await(clock, weights.filled(), weights.phase);
-        await(clock, rows.filled(), rows.phase);
-        const uint32_t x = rows.data + rows.slot * ROW_BYTES + rows_from, w = weights.data + weights.slot * PIECE + c % P::TOGETHER * P::WEIGHTS + weights_from;
+        if (c % OF_ROWS == 0) await(clock, rows.filled(), rows.phase);
+        const uint32_t x = rows.data + rows.slot * RINGS::SLOT + c % OF_ROWS * RINGS::PIECE_OF_ROWS + rows_from, w = weights.data + weights.slot * PIECE + c % P::TOGETHER * P::WEIGHTS + weights_from;
         wgmma_begin();
 #pragma unroll
         for (int s = 0; s < DEEP / 16; ++s) wgmma_from<N>(sums[c / P::OF_PART % 2], operand(x, s * 32), operand(w, s * 32), c % P::OF_PART == 0 && s == 0);
@@ -233,7 +174,7 @@ __device__ __forceinline__ void multiply(const Clock& clock, ROWS& rows, WEIGHTS
             if (c % P::OF_PART == 0) take(c / P::OF_PART - 1);
         }
         rows_used = rows.emptied(), weights_used = weights.emptied();
-        rows.next();
+        if (c % OF_ROWS == OF_ROWS - 1) rows.next();
         if (c % P::TOGETHER == P::TOGETHER - 1) weights.next();
     }
     wgmma_wait<0>();

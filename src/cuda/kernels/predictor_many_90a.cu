@@ -42,7 +42,7 @@ __device__ __forceinline__ void predict(const PredictorArgs& a, const Clock& clo
         using P = decltype(of_product);
         constexpr int N = BOTH ? P::OUTPUTS : P::OUTPUTS / 2;
         float total[N / 8][4];
-        multiply<P, N, Rings<R>::PIECE_OF_ROWS>(clock, rows, weights, BOTH ? group * 64 * DEEP * 2 : 0, BOTH ? 0 : group * N * DEEP * 2, total);
+        multiply<P, N, Rings<R>>(clock, rows, weights, BOTH ? group * 64 * DEEP * 2 : 0, BOTH ? 0 : group * N * DEEP * 2, total);
         const int row = (BOTH ? group * 64 : 0) + warp % 4 * 16 + g;
         if (row - g >= R) return;
 #pragma unroll

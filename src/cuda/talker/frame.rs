@@ -51,12 +51,23 @@ pub(super) struct Frames {
     kernels: Kernels,
     /// By rows, ascending: whole frames, frames whose layers a pass over prompts did, and such passes.
     frames: Vec<(usize, Graph)>,
+    /// Whole frames again, for sequences that are too long for [`Persistent`]'s layers.
+    long_frames: Vec<(usize, Graph)>,
     tails: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
     /// What the graphs of frames read.
     constants: Vec<Constants>,
-    /// Layers, and the predictor's passes, in one launch each, for few sequences.
+    /// Layers, and the predictor's passes, in one launch each.
     pub persistent: Option<Persistent>,
+}
+
+/// How a frame's layers are queued.
+#[derive(Clone, Copy, Debug)]
+enum LayersAs {
+    /// As one launch where there is one for so many rows.
+    Usual,
+    /// Kernel by kernel.
+    Graph,
 }
 
 struct Kernels {
@@ -201,6 +212,7 @@ impl Frames {
             frame_layout,
             prompt_layout,
             frames: Vec::new(),
+            long_frames: Vec::new(),
             tails: Vec::new(),
             prompts: Vec::new(),
             constants: Vec::new(),
@@ -214,13 +226,18 @@ impl Frames {
             let constants = Constants::new(gpu, *bucket, groups)?;
             // Run once before capture, on rows of padding, so that all kernels are loaded.
             frames.pad(batch, chunk)?;
-            frames.frame(net, stream, *bucket, &constants)?;
-            let graph = stream.capture(|| frames.frame(net, stream, *bucket, &constants))?;
-            tracing::debug!(rows = bucket, nodes = graph.nodes(), "captured a frame");
+            for layers in frames.ways(*bucket) {
+                frames.frame(net, stream, (*bucket, *layers), &constants)?;
+                let graph = stream.capture(|| frames.frame(net, stream, (*bucket, *layers), &constants))?;
+                tracing::debug!(rows = bucket, ?layers, nodes = graph.nodes(), "captured a frame");
+                match layers {
+                    LayersAs::Usual => frames.frames.push((*bucket, graph)),
+                    LayersAs::Graph => frames.long_frames.push((*bucket, graph)),
+                }
+            }
             frames.tail(net, stream, *bucket, &constants)?;
             let tail = stream.capture(|| frames.tail(net, stream, *bucket, &constants))?;
             frames.tails.push((*bucket, tail));
-            frames.frames.push((*bucket, graph));
             frames.constants.push(constants);
         }
         for bucket in prompt_sizes(chunk) {
@@ -241,9 +258,20 @@ impl Frames {
         self.prompt_inbox.write(self.prompt_layout.rows, &rows)
     }
 
-    /// The graph of the smallest bucket that holds `rows`, and its size.
-    pub fn frame_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        fitting(&self.frames, rows)
+    /// How the layers of `rows` rows are captured: twice where they are one launch that long sequences slow too much.
+    fn ways(&self, rows: usize) -> &'static [LayersAs] {
+        let bounded = self.persistent.as_ref().is_some_and(|persistent| persistent.reach(rows).is_some());
+        if bounded { &[LayersAs::Usual, LayersAs::Graph] } else { &[LayersAs::Usual] }
+    }
+
+    /// The graph of the smallest bucket that holds `rows`, the last of which is at position `last`, and its size.
+    pub fn frame_graph(&self, rows: usize, last: usize) -> Option<(usize, &Graph)> {
+        let usual = fitting(&self.frames, rows)?;
+        let reach = self.persistent.as_ref().and_then(|persistent| persistent.reach(usual.0));
+        match reach {
+            Some(reach) if last > reach => fitting(&self.long_frames, rows),
+            _ => Some(usual),
+        }
     }
 
     /// The graph of the smallest bucket that holds `rows`, for frames whose layers a pass over prompts did, and its size.
@@ -267,12 +295,18 @@ impl Frames {
     }
 
     /// Queues one frame of `rows` rows: layers, code 0, all passes of the predictor, the next input.
-    fn frame(&self, net: &TalkerNet, stream: &Stream, rows: usize, constants: &Constants) -> Result<(), CudaError> {
+    fn frame(
+        &self,
+        net: &TalkerNet,
+        stream: &Stream,
+        (rows, layers): (usize, LayersAs),
+        constants: &Constants,
+    ) -> Result<(), CudaError> {
         self.begin(net, stream, rows)?;
         let x = self.x.address();
         let (slots, positions) = (self.slots.address(), self.positions.address());
         let batch = Batch { count: rows, x, slots, positions, cache: &self.cache };
-        if let Some(persistent) = &self.persistent
+        if let (Some(persistent), LayersAs::Usual) = (&self.persistent, layers)
             && persistent.layers(stream, &batch)?
         {
             return self.codes(net, stream, (x, rows), constants);

@@ -83,7 +83,7 @@ impl CudaTalker {
             graph.launch(stream)?;
         }
         let frames = step.frames.len();
-        let graph = if joined { self.frames.tail_graph(frames) } else { self.frames.frame_graph(frames) };
+        let graph = if joined { self.frames.tail_graph(frames) } else { self.frames.frame_graph(frames, last(step)) };
         if let Some((_, graph)) = graph.filter(|_| frames > 0) {
             graph.launch(stream)?;
         }
@@ -125,7 +125,7 @@ impl CudaTalker {
     /// Queues the copy of the table of a step's frames.
     fn send_frames(&self, lease: &Lease, at: &mut usize, step: &Step, head: StepHead) -> Result<(), CudaError> {
         let layout = self.frames.frame_layout;
-        let Some((bucket, _)) = self.frames.frame_graph(step.frames.len()) else { return Ok(()) };
+        let Some((bucket, _)) = self.frames.frame_graph(step.frames.len(), last(step)) else { return Ok(()) };
         // Forced codes are at the end: most steps have none.
         let mut table = vec![0u8; layout.codes + step.forced.len() * 4];
         put(&mut table, 0, head.bytes());
@@ -144,6 +144,11 @@ impl CudaTalker {
         *at += table.len().next_multiple_of(16);
         Ok(())
     }
+}
+
+/// The furthest position of a step's frames.
+fn last(step: &Step) -> usize {
+    step.frames.iter().map(|frame| frame.position.max(0) as usize).max().unwrap_or(0)
 }
 
 fn put(table: &mut [u8], at: usize, bytes: &[u8]) {

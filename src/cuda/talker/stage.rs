@@ -57,7 +57,7 @@ pub struct TalkerOptions {
 }
 
 impl TalkerOptions {
-    /// The limit of a persistent kernel's launches, of which each takes 3 ms at most: long enough for other
+    /// The limit of a persistent kernel's launches, of which each takes some 3 ms: long enough for other
     /// processes on the GPU to have their turns, and short enough for a listener.
     pub const PERSISTENT: Duration = Duration::from_millis(500);
 
@@ -234,7 +234,7 @@ impl CudaTalker {
         (self.pages.in_use(), self.pages.count())
     }
 
-    /// Whether the layers, and the predictor, of few sequences stay on the GPU.
+    /// Whether the layers, and the predictor, stay on the GPU.
     pub fn persists(&self) -> [bool; 2] {
         self.frames.persistent.as_ref().map_or([false; 2], Persistent::has)
     }

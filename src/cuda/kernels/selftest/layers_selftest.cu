@@ -1,19 +1,23 @@
-// The persistent layers against the kernels of the graph: residuals and caches bit by bit, for every number of rows up to 8 and
-// for positions up to thousands; a wait in vain; and what both take.
+// The persistent layers against the kernels of the graph: residuals and caches bit by bit, for every number of rows up to 8, some
+// up to 32, and for positions up to thousands; a wait in vain; and what both take.
 //   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o layers_selftest
 //     kernels/selftest/layers_selftest.cu && ./layers_selftest
 // `layers_selftest times [all]` measures alone, `layers_selftest stress [LAUNCHES]` repeats launches beside copies that take all
 // bandwidth, and tells each whose residual is another.
 #include "attention.cu"
 #include "layers_90a.cu"
+#include "layers_many_90a.cu"
+#include "maps.cuh"
 #include "products.cuh"
 #include <atomic>
 #include <cstring>
 #include <cudaTypedefs.h>
 #include <thread>
 
-constexpr int LAYERS_ALL = 28, SLOTS = 8, PAGES_EACH = 160, FREQUENCIES = DIM / 2;
-constexpr size_t CACHE_LAYER = (size_t)SLOTS * PAGES_EACH * KV_HEADS * PAGE * DIM;
+// The first slots have long sequences, the others shorter ones.
+constexpr int LAYERS_ALL = 28, SLOTS = 32, LONG = 8, PAGES_EACH = 160, PAGES_SHORT = 20, FREQUENCIES = DIM / 2;
+constexpr int POOL = LONG * PAGES_EACH + (SLOTS - LONG) * PAGES_SHORT;
+constexpr size_t CACHE_LAYER = (size_t)POOL * KV_HEADS * PAGE * DIM;
 
 static WeightMap map_of(const bf16* w, int outputs, int inputs) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
@@ -38,10 +42,12 @@ struct Model {
     uint32_t *pages, *slots;
     uint32_t* stalled; // mapped
     WeightMap* maps;
+    TensorMap* many_maps;
 };
 static Model model() {
     Model m;
     std::vector<WeightMap> maps;
+    std::vector<TensorMap> many_maps;
     for (int l = 0; l < LAYERS_ALL; ++l) {
         m.qkv[l] = random_of((size_t)4096 * HIDDEN, sqrtf(3.f / HIDDEN));
         m.output[l] = random_of((size_t)HIDDEN * 2048, sqrtf(3.f / 2048));
@@ -51,8 +57,13 @@ static Model model() {
         maps.push_back(map_of(m.output[l], HIDDEN, 2048));
         maps.push_back(map_of(m.gate_up[l], 2 * INNER, HIDDEN));
         maps.push_back(map_of(m.down[l], HIDDEN, INNER));
+        many_maps.push_back(boxes(m.qkv[l], 4096, HIDDEN, 32, PART_OF));
+        many_maps.push_back(boxes(m.output[l], HIDDEN, 2048, 32, PART_OF));
+        many_maps.push_back(boxes(m.gate_up[l], 2 * INNER, HIDDEN, 32, PART_OF));
+        many_maps.push_back(boxes(m.down[l], HIDDEN, INNER, 32, PART_OF));
     }
     m.maps = up(maps);
+    m.many_maps = up(many_maps);
     m.gains = random_of((size_t)2 * LAYERS_ALL * HIDDEN, 0.5f, 1.f);
     m.qk_norm = random_of((size_t)LAYERS_ALL * 2 * DIM, 0.5f, 1.f);
     m.keys = random_of(LAYERS_ALL * CACHE_LAYER, 1.f);
@@ -63,8 +74,12 @@ static Model model() {
     m.frequencies = up(frequencies);
     m.x = up(x);
     std::vector<uint32_t> pages, slots;
-    for (int i = 0; i < SLOTS * PAGES_EACH; ++i) pages.push_back((i * 37 + 11) % (SLOTS * PAGES_EACH));
-    for (int i = 0; i < SLOTS; ++i) slots.push_back((i * 5 + 3) % SLOTS);
+    int given = 0;
+    for (int i = 0; i < SLOTS * PAGES_EACH; ++i) {
+        const bool has = i / PAGES_EACH < LONG || i % PAGES_EACH < PAGES_SHORT;
+        pages.push_back(has ? (given++ * 37 + 11) % POOL : 0);
+    }
+    for (int i = 0; i < SLOTS; ++i) slots.push_back(i < LONG ? (i * 5 + 3) % LONG : LONG + (i * 7 + 5) % (SLOTS - LONG));
     m.pages = up(pages);
     m.slots = up(slots);
     CK(cudaHostAlloc(&m.stalled, 4, cudaHostAllocMapped));
@@ -85,9 +100,9 @@ static void begin(const Model& m, const State& s) {
 }
 
 static void queue_graph(const Model& m, const State& s, int rows, const int* positions, int layers) {
-    static bf16 *qkv = device<bf16>(SLOTS * 4096), *mixed = device<bf16>(SLOTS * 2048), *inner = device<bf16>(SLOTS * INNER);
+    static bf16 *qkv = device<bf16>(SLOTS * 4096), *mixed = device<bf16>(SLOTS * 2048), *inner = device<bf16>(SLOTS * INNER), *ready = device<bf16>(SLOTS * HIDDEN);
     const auto product = [&](Mode mode, const bf16* w, const void* in, const bf16* gain, void* y, int outputs, int inputs) {
-        queue_product(mode, w, in, gain, y, rows, outputs, inputs);
+        queue_product(mode, w, in, gain, y, rows, outputs, inputs, ready);
     };
     for (int l = 0; l < layers; ++l) {
         product(STORE, m.qkv[l], s.x, m.gains + 2 * l * HIDDEN, qkv, 4096, HIDDEN);
@@ -115,7 +130,8 @@ static void queue_graph(const Model& m, const State& s, int rows, const int* pos
 struct Persistent {
     LayersArgs args;
     const void* kernel;
-    int shared;
+    int shared, hops;
+    int ring; // that the kernel has, if it has no choice
 };
 static Persistent persistent_of(const Model& m, const State& s, int rows, const int* positions) {
     Persistent p = {};
@@ -130,12 +146,22 @@ static Persistent persistent_of(const Model& m, const State& s, int rows, const 
     if (rows > R / 2 && rows <= R) {           \
         p.kernel = (const void*)layers_##R;    \
         p.shared = sizeof(Shared<R>);          \
-        a.hops = device<uint4>(Hops<R>::SIZE); \
+        p.hops = Hops<R>::SIZE * 16;           \
     }
     WAY(1) WAY(2) WAY(4) WAY(8)
+#define MANY(R)                                                 \
+    if (rows > R / 2 && rows <= R) {                            \
+        p.kernel = (const void*)layers_many_##R;                \
+        p.shared = LayersRings<R>::ROWS + sizeof(LayersShared<R>); \
+        p.hops = LayersHanded<R>::SIZE;                         \
+        p.ring = LayersRings<R>::WEIGHTS;                       \
+        a.maps = reinterpret_cast<const WeightMap*>(m.many_maps); \
+    }
+    MANY(16) MANY(32)
+    a.hops = (uint4*)device<char>(p.hops);
     return p;
 }
-static int most_ring(const Persistent& p, int kb) { return std::max(1, std::min(16, (kb * 1024 - p.shared - 1100) / STAGE)); }
+static int ring_of(const Persistent& p, int kb, int most = 8) { return p.ring > 0 ? p.ring : std::max(1, std::min(most, (kb * 1024 - p.shared - 1100) / STAGE)); }
 static void run(const Persistent& p, int ring, const LayersArgs& with) {
     LayersArgs a = with;
     a.copying.ring = ring;
@@ -163,22 +189,26 @@ int main(int argc, char** argv) {
     const bool only_times = argc > 1 && strcmp(argv[1], "times") == 0, stress = argc > 1 && strcmp(argv[1], "stress") == 0;
     int bad = 0;
     // What positions rows have: short ones, one at a page's edge, long ones, padding.
-    const int places[][SLOTS] = {{0, 1, 15, 16, 17, 2, 31, 33}, {150, 64, 149, 130, 200, 31, 32, 12}, {2500, 1000, 513, 2047, 300, 2048, 1, 700}, {40, -1, 90, 55, -1, 3, 77, 20}};
-    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    int places[][SLOTS] = {{0, 1, 15, 16, 17, 2, 31, 33}, {150, 64, 149, 130, 200, 31, 32, 12}, {2500, 1000, 513, 2047, 300, 2048, 1, 700}, {40, -1, 90, 55, -1, 3, 77, 20}};
+    for (int k = 0; k < 4; ++k) {
+        for (int row = LONG; row < SLOTS; ++row) places[k][row] = k == 0 ? row : k == 3 && row % 5 == 1 ? -1 : (row * 37 + k * 11) % (k == 1 ? 150 : 300);
+    }
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32}) {
         if (only_times || stress) break;
         for (const auto& place : places) {
             const int* positions = up(std::vector<int>(place, place + SLOTS));
             const Persistent p = persistent_of(m, ours, rows, positions);
             for (int layers : {1, 2, LAYERS_ALL}) {
-                if (layers < LAYERS_ALL && rows > 1 && rows != 4 && rows != 8) continue;
+                if (layers < LAYERS_ALL && (rows & (rows - 1)) != 0) continue;
                 begin(m, graph);
                 queue_graph(m, graph, rows, positions, layers);
+                CK(cudaMemsetAsync(p.args.hops, 0, p.hops, st)); // counts are those of launches of as many layers
                 for (int again = 0; again < 3; ++again) {
                     begin(m, ours);
                     LayersArgs with = p.args;
                     with.layers = layers;
                     if (again == 1) with.copying.pace = 0, with.copying.flight = 16;
-                    const int ring = std::min(8, most_ring(p, again == 2 ? 222 : 150));
+                    const int ring = ring_of(p, again == 2 ? 222 : 150);
                     run(p, ring, with);
                     CK(cudaStreamSynchronize(st));
                     size_t sums = 0;
@@ -211,9 +241,9 @@ int main(int argc, char** argv) {
             }
         });
         const int* positions = up(std::vector<int>(places[1], places[1] + SLOTS));
-        for (int rows : {1, 2, 4, 8}) {
+        for (int rows : {1, 2, 4, 8, 16, 32}) {
             const Persistent p = persistent_of(m, ours, rows, positions);
-            const int ring = std::min(8, most_ring(p, 150));
+            const int ring = ring_of(p, 150);
             begin(m, graph);
             queue_graph(m, graph, rows, positions, LAYERS_ALL);
             const std::vector<float> want = down(graph.x, (size_t)rows * HIDDEN);
@@ -232,11 +262,11 @@ int main(int argc, char** argv) {
         copies.join();
         return bad != 0;
     }
-    for (int rows : {1, 2, 4, 8}) {
+    for (int rows : {1, 2, 4, 8, 16, 32}) {
         for (int place : {0, 1, 2}) {
             const int* positions = up(std::vector<int>(places[place], places[place] + SLOTS));
             const Persistent p = persistent_of(m, ours, rows, positions);
-            const int ring = std::min(8, most_ring(p, 150));
+            const int ring = ring_of(p, 150);
             begin(m, ours);
             begin(m, graph);
             queue_graph(m, graph, rows, positions, LAYERS_ALL);
@@ -245,10 +275,10 @@ int main(int argc, char** argv) {
             printf("rows %d at %d..: graph %.1f us a layer", rows, places[place][0], median_of(20, [&] { CK(cudaGraphLaunch(g, st)); }) / LAYERS_ALL);
             printf("; persistent, ring %d: %.1f", ring, median_of(20, [&] { CK(cudaGraphLaunch(one, st)); }) / LAYERS_ALL);
             for (int room : {150, 222}) {
-                if (argc < 3 || place == 2) break;
+                if (argc < 3 || place == 2 || (p.ring > 0 && room > 150)) break;
                 float best = 1e9f;
                 LayersArgs with = p.args, chosen = with;
-                const int other = std::min(12, most_ring(p, room));
+                const int other = ring_of(p, room, 12);
                 for (int flight : {2, 3, 4, 6})
                     for (int pace : {0, 500, 600, 700, 800}) {
                         with.copying.flight = flight, with.copying.pace = pace;
@@ -261,24 +291,27 @@ int main(int argc, char** argv) {
         }
     }
     if (!only_times) {
-        // A wait in vain ends, and says so.
+        // A wait in vain ends, and says so; the next launch is whole again.
         const int* positions = up(std::vector<int>(places[1], places[1] + SLOTS));
-        const Persistent p = persistent_of(m, ours, 1, positions);
-        LayersArgs with = p.args;
-        with.limit = 2000;
-        run(p, 4, with);
-        CK(cudaStreamSynchronize(st));
-        printf("a limit of 2000 cycles: stalled %d\n", (int)*m.stalled);
-        bad += *m.stalled != 1;
-        // The next launch is whole again.
-        *m.stalled = 0;
-        begin(m, graph);
-        queue_graph(m, graph, 1, positions, LAYERS_ALL);
-        begin(m, ours);
-        run(p, 4, p.args);
-        const size_t sums = differing(graph.x, ours.x, HIDDEN * 4);
-        printf("the launch behind it: %zu differ, stalled %d\n", sums, (int)*m.stalled);
-        bad += sums != 0 || *m.stalled != 0;
+        for (int rows : {1, 8, 16, 32}) {
+            const Persistent p = persistent_of(m, ours, rows, positions);
+            for (uint32_t limit : {0u, 2000u, 200000u}) {
+                LayersArgs with = p.args;
+                with.limit = limit;
+                run(p, ring_of(p, 150), with);
+                CK(cudaStreamSynchronize(st));
+                printf("rows %d, a limit of %u cycles: stalled %d", rows, limit, (int)*m.stalled);
+                bad += *m.stalled != 1;
+                *m.stalled = 0;
+                begin(m, graph);
+                queue_graph(m, graph, rows, positions, LAYERS_ALL);
+                begin(m, ours);
+                run(p, ring_of(p, 150), p.args);
+                const size_t sums = differing(graph.x, ours.x, rows * HIDDEN * 4);
+                printf("; the launch behind it: %zu differ, stalled %d\n", sums, (int)*m.stalled);
+                bad += sums != 0 || *m.stalled != 0;
+            }
+        }
     }
     printf(bad == 0 ? "fine\n" : "%d WRONG\n", bad);
     return bad != 0;

@@ -1,10 +1,12 @@
-//! All layers of a talker as one launch: see `kernels/layers_90a.cu`. It reads the weights where the graph's kernels do.
+//! All layers of a talker as one launch: see `kernels/layers_90a.cu` for up to 8 sequences, and `kernels/layers_many_90a.cu`
+//! for up to 32. They read the weights where the graph's kernels do.
 
-use super::{Copying, Launches, Limits, Sizes, fitting, stacked};
+use super::{Copying, Launches, Limits, STAGE, Sizes, fitting, stacked};
 use crate::CudaError;
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
 use crate::kernel::kernel_args;
+use crate::linear::Linear;
 use crate::stream::Stream;
 use crate::talker::net::{TalkerNet, Text};
 use crate::tensor_map::TensorMap;
@@ -23,19 +25,35 @@ const DIM: usize = 128;
 
 /// The kernels, by the sequences that they take, ascending.
 const KERNELS: [Sizes; 4] = [sizes(1, "layers_1"), sizes(2, "layers_2"), sizes(4, "layers_4"), sizes(8, "layers_8")];
+/// The kernels for more.
+const MANY: [Sizes; 2] = [many(16, "layers_many_16"), many(32, "layers_many_32")];
+/// Outputs of a box of their weights.
+const MANY_OUTPUTS: u32 = 32;
+/// Positions of the cache, of all sequences that a block of these attends for, up to which they are faster than the graph,
+/// which has more blocks for attention. On an H200 32 positions more cost 1.3 us a layer, and 0.7 in the graph.
+const MANY_POSITIONS: usize = 768;
+/// The blocks that share the sequences of a kv head.
+const TEAM: usize = 16;
 /// The share of the memory's rate at which pieces are asked for: more than all, so that a ring fills up again behind a wait.
 const SHARE: f64 = 1.08;
 
 /// Everything that its launches share.
 pub(in crate::talker) struct Layers {
-    launches: Launches,
-    maps: Buffer<u64>,
+    few: Mapped,
+    /// Where a step may have more sequences than those of `few` take.
+    many: Option<Mapped>,
     gains: Buffer<u8>,
     qk_norm: Buffer<u8>,
     frequencies: u64,
     limits: Limits,
     layers: i32,
     eps: f32,
+}
+
+/// Kernels, and how the copy engine finds the weights for them: `[layers][4]` tensor maps.
+struct Mapped {
+    launches: Launches,
+    maps: Buffer<u64>,
 }
 
 /// Rows of different sequences.
@@ -77,28 +95,33 @@ struct Args {
 }
 
 impl Layers {
-    /// Room, and how the copy engine finds the weights of `layers`.
+    /// Room, and how the copy engine finds the weights of `layers`, for steps of up to `most` sequences.
     ///
     /// # Errors
     /// What the driver says.
     pub(super) fn new(
         net: &TalkerNet,
         layers: &[DenseLayer<'_>],
+        most: usize,
         limits: Limits,
         stream: &Stream,
     ) -> Result<Layers, CudaError> {
         let gpu = &net.gpu;
-        let what = "persistent kernels";
-        let mut maps = Vec::new();
-        for layer in layers {
-            for linear in [layer.qkv, layer.output, layer.gate_up, layer.down] {
-                let address = linear.weight().address();
-                maps.extend(TensorMap::of_parts(address, linear.outputs(), linear.inputs())?.words());
+        let mapped = |kernels: &[Sizes], map: &dyn Fn(&Linear) -> Result<TensorMap, CudaError>| {
+            let mut maps = Vec::new();
+            for layer in layers {
+                for linear in [layer.qkv, layer.output, layer.gate_up, layer.down] {
+                    maps.extend(map(linear)?.words());
+                }
             }
-        }
+            let maps = gpu.upload("persistent kernels", &maps)?;
+            Ok::<_, CudaError>(Mapped { launches: Launches::new(gpu, kernels, SHARE)?, maps })
+        };
+        let in_parts = |of: &Linear| TensorMap::of_parts(of.weight().address(), of.outputs(), of.inputs());
+        let wide = |of: &Linear| TensorMap::wide(of.weight().address(), of.outputs(), of.inputs(), MANY_OUTPUTS);
         Ok(Layers {
-            launches: Launches::new(gpu, &KERNELS, SHARE)?,
-            maps: gpu.upload(what, &maps)?,
+            few: mapped(&KERNELS, &in_parts)?,
+            many: (most > KERNELS[KERNELS.len() - 1].rows).then(|| mapped(&MANY, &wide)).transpose()?,
             gains: stacked(gpu, stream, layers.iter().flat_map(|layer| layer.norms))?,
             qk_norm: stacked(gpu, stream, layers.iter().flat_map(|layer| layer.head_norms))?,
             frequencies: net.stack.frequencies(),
@@ -108,15 +131,24 @@ impl Layers {
         })
     }
 
+    /// See [`super::Persistent::reach`].
+    pub fn reach(&self, rows: usize) -> Option<usize> {
+        let launches = &self.many.as_ref()?.launches;
+        let few = self.few.launches.fitting(rows).is_some();
+        launches.fitting(rows).filter(|_| !few).map(|launch| MANY_POSITIONS / (launch.rows / TEAM))
+    }
+
     /// Queues all layers over the residual, and says whether it did: not of more rows than the kernels take.
     ///
     /// # Errors
     /// What the driver says.
     pub fn queue(&self, stream: &Stream, batch: &Batch<'_>) -> Result<bool, CudaError> {
-        let Some(launch) = self.launches.fitting(batch.count) else { return Ok(false) };
+        let mut all = std::iter::once(&self.few).chain(&self.many);
+        let found = all.find_map(|mapped| Some((mapped, mapped.launches.fitting(batch.count)?)));
+        let Some((mapped, launch)) = found else { return Ok(false) };
         let [keys, values] = batch.cache.buffers();
         let args = Args {
-            maps: self.maps.address(),
+            maps: mapped.maps.address(),
             gains: self.gains.address(),
             qk_norm: self.qk_norm.address(),
             frequencies: self.frequencies,
@@ -163,6 +195,13 @@ const fn sizes(rows: usize, name: &'static str) -> Sizes {
     Sizes { rows, name, shared, hops: 16 * (1 + rows * 4608), ring: fitting(shared) }
 }
 
+/// `sizeof(LayersShared<rows>)` and `LayersRings<rows>::ROWS`, `LayersHanded<rows>::SIZE` and `LayersRings<rows>::WEIGHTS` of
+/// the kernels for many.
+const fn many(rows: usize, name: &'static str) -> Sizes {
+    let shared = (64 << 10) + 8848 + 2048 * (rows / 16);
+    Sizes { rows, name, shared, hops: 4096 + rows * 94_208, ring: (9, STAGE) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::SHARED;
@@ -181,10 +220,14 @@ mod tests {
             ("DIM", DIM),
         ];
         agree(&[include_str!("../../kernels/layers.cuh"), include_str!("../../kernels/attention.cuh")], &ours);
+        agree(&[include_str!("../../kernels/pieces.cuh")], &[("TEAM", TEAM)]);
     }
 
     #[test]
-    fn blocks_fit_beside_the_vocoders() {
+    fn blocks_of_few_fit_beside_the_vocoders() {
         fit(&KERNELS, SHARED, include_str!("../../kernels/layers_90a.cu"), &[8, 7, 5, 4]);
+        let source = include_str!("../../kernels/layers_many_90a.cu");
+        // What a block may have at most.
+        fit(&MANY, 227 << 10, source, &[9, 9]);
     }
 }

@@ -1,5 +1,5 @@
 //! Launches whose blocks stay on the GPU together and wait for each other, on Hopper, in bf16 and with the sizes of published
-//! talkers: the layers for few sequences in one launch, and the code predictor's passes behind the first one in another.
+//! talkers: the layers in one launch, and the code predictor's passes behind the first one in another.
 //! Everything else takes the kernels of the graph one by one, and gets the same bits.
 
 mod layers;
@@ -130,7 +130,7 @@ impl Persistent {
             let cycles = limit.as_secs_f64() * gpu.clock_rate()?;
             let limits = Limits { cycles: cycles.min(MOST_CYCLES) as u32, stalled: word.device_at(0) };
             let made = Persistent {
-                layers: layers.map(|of| Layers::new(net, &of, limits, stream)).transpose()?,
+                layers: layers.map(|of| Layers::new(net, &of, most, limits, stream)).transpose()?,
                 predictor: predictor.map(|of| Predictor::new(net, &of, most, limits, stream)).transpose()?,
                 stalled: Arc::new(Stalled { word, limit }),
                 _only: only,
@@ -158,6 +158,12 @@ impl Persistent {
     /// What the driver says.
     pub fn layers(&self, stream: &Stream, batch: &Batch<'_>) -> Result<bool, CudaError> {
         self.layers.as_ref().map_or(Ok(false), |layers| layers.queue(stream, batch))
+    }
+
+    /// The furthest position of a step of so many sequences up to which its layers are faster as one launch; `None`: there
+    /// is no bound, or no such launch.
+    pub fn reach(&self, rows: usize) -> Option<usize> {
+        self.layers.as_ref()?.reach(rows)
     }
 
     /// Queues all passes of the predictor but the first, and says whether it did, in the same way.
