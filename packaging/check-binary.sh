@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Whether a binary that was installed somewhere does what a user tries first, and has at most 95 MB ($OMNI_MOST_MB: for
+# Whether a binary that was installed somewhere does what a user tries first, and has at most 80 MB ($OMNI_MOST_MB: for
 # one with CUDA). It is run without the repository, without a home folder and with an empty environment.
 #
 #   packaging/check-binary.sh BINARY
@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 
-size=$(stat -c %s "$binary") most=${OMNI_MOST_MB:-95}
+size=$(stat -c %s "$binary") most=${OMNI_MOST_MB:-80}
 if [ "$size" -gt "${most}000000" ]; then
     echo "FAILED: the binary has $size bytes: expected at most $most MB; was it stripped (Cargo.toml, profile.release)?" >&2
     exit 1

@@ -17,6 +17,7 @@
 //! | `cuda` | the CUDA engine and its kernels, with the feature `cuda` |
 //! | [`model`] | nets, weights, tokenizer, prompts, sampling |
 //! | [`ops`] | the CPU kernels |
+//! | [`planes`] | packs 16-bit floats: the weights of the embedded voice |
 //! | [`media`] | what a model hears and sees: files of sound, pictures and videos to numbers |
 //! | [`realtime`] | OpenAI's realtime protocol as a state machine |
 //! | `cluster` | gateways and nodes over Zenoh, with the feature `cluster` |
@@ -67,6 +68,7 @@ pub use omni_fault as fault;
 pub use omni_media as media;
 pub use omni_model as model;
 pub use omni_ops as ops;
+pub use omni_planes as planes;
 pub use omni_realtime as realtime;
 pub use omni_server as server;
 pub use omni_stage as actors;

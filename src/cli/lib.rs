@@ -22,7 +22,7 @@ mod sockets;
 mod stage;
 mod upgrade;
 
-pub use omni_model::weights::EmbeddedFiles;
+pub use omni_model::weights::{Content, EmbeddedFiles};
 
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;

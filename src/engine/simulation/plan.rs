@@ -16,7 +16,7 @@ use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_model::talker::{CodecSide, TalkerPrompt, TextSide, Trailing};
 use omni_model::tokenizer::Tokenizer;
-use omni_model::weights::Files;
+use omni_model::weights::{Content, Files};
 use omni_stage::Outputs;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -38,8 +38,8 @@ static TOKENIZER: LazyLock<Option<Arc<Tokenizer>>> = LazyLock::new(|| {
         format!("\"\\u{character:04x}\": {byte}")
     });
     let vocabulary = format!("{{{}}}", entries.collect::<Vec<_>>().join(", "));
-    let files: Vec<(&'static str, &'static [u8])> =
-        vec![("vocab.json", Box::leak(vocabulary.into_bytes().into_boxed_slice())), ("merges.txt", b"")];
+    let vocabulary = Content::Plain(Box::leak(vocabulary.into_bytes().into_boxed_slice()));
+    let files = vec![("vocab.json", vocabulary), ("merges.txt", Content::Plain(b""))];
     Tokenizer::load(&Files::Embedded(Box::leak(files.into_boxed_slice()))).ok().map(Arc::new)
 });
 

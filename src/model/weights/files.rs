@@ -1,11 +1,21 @@
 //! The files of a checkpoint: a folder, or bytes inside the binary.
 
 use crate::LoadError;
+use omni_planes::{Planes, UnpackError};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 /// Name and content of each file of a checkpoint that is part of the binary.
-pub type EmbeddedFiles = &'static [(&'static str, &'static [u8])];
+pub type EmbeddedFiles = &'static [(&'static str, Content)];
+
+/// A file inside the binary.
+#[derive(Clone, Copy, Debug)]
+pub enum Content {
+    /// Its bytes.
+    Plain(&'static [u8]),
+    /// What [`omni_planes::pack()`] made of them.
+    Packed(&'static [u8]),
+}
 
 /// Where a checkpoint's files come from.
 #[derive(Clone, Debug)]
@@ -44,10 +54,17 @@ impl Files {
     /// The whole content of a file, `None` when there is no such file.
     ///
     /// # Errors
-    /// [`LoadError::Io`] when it is there and cannot be read.
+    /// [`LoadError::Io`] when it is there and cannot be read, [`LoadError::Invalid`] when it is packed and damaged.
     pub fn read(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
         match self {
-            Files::Embedded(files) => Ok(files.iter().find(|f| f.0 == name).map(|f| Cow::Borrowed(f.1))),
+            Files::Embedded(_) => match self.embedded(name) {
+                Some(Content::Plain(bytes)) => Ok(Some(Cow::Borrowed(bytes))),
+                Some(Content::Packed(packed)) => {
+                    let all = Planes::open(packed).and_then(|planes| planes.read_all());
+                    all.map(|bytes| Some(Cow::Owned(bytes))).map_err(|e| damaged(self.label(name), &e))
+                }
+                None => Ok(None),
+            },
             Files::Folder(dir) => {
                 let path = dir.join(name);
                 match std::fs::read(&path) {
@@ -87,7 +104,15 @@ impl Files {
     pub fn exists(&self, name: &str) -> bool {
         match self {
             Files::Folder(dir) => dir.join(name).is_file(),
-            Files::Embedded(files) => files.iter().any(|f| f.0 == name),
+            Files::Embedded(_) => self.embedded(name).is_some(),
+        }
+    }
+
+    /// A file of this name inside the binary.
+    pub(super) fn embedded(&self, name: &str) -> Option<Content> {
+        match self {
+            Files::Embedded(files) => files.iter().find(|f| f.0 == name).map(|f| f.1),
+            Files::Folder(_) => None,
         }
     }
 
@@ -103,4 +128,9 @@ impl Files {
     pub fn invalid(&self, name: &str, reason: impl Into<String>) -> LoadError {
         LoadError::Invalid { file: self.label(name), reason: reason.into() }
     }
+}
+
+/// The error about a packed file that cannot be read.
+pub(super) fn damaged(file: String, error: &UnpackError) -> LoadError {
+    LoadError::Invalid { file, reason: format!("{error}; install omni-actors again") }
 }

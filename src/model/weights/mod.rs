@@ -8,7 +8,7 @@ mod loader;
 pub mod random;
 mod stored;
 
-pub use files::{EmbeddedFiles, Files};
+pub use files::{Content, EmbeddedFiles, Files};
 pub(crate) use loader::Source;
 pub use loader::{Loader, RawTensor, Scope};
 pub use stored::Weights;

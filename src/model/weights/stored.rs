@@ -4,9 +4,10 @@
 //! asks for them, so that the model is never in memory twice, and a file that is cut short or replaced while the
 //! program runs is an error and not a bus fault, as it would be with a memory map.
 
-use super::files::{EmbeddedFiles, Files};
+use super::files::{Content, Files, damaged};
 use crate::LoadError;
 use candle_core::{DType, Device, Tensor};
+use omni_planes::Planes;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use std::borrow::Cow;
@@ -40,6 +41,7 @@ struct Shard {
 #[derive(Debug)]
 enum ShardBytes {
     Static(&'static [u8]),
+    Packed(Planes<'static>),
     File { path: PathBuf, file: Mutex<File> },
 }
 
@@ -243,8 +245,12 @@ impl Shard {
         let label = files.label(name);
         let io = |path: &PathBuf, source| LoadError::Io { path: path.clone(), source };
         let (bytes, size) = match files {
-            Files::Embedded(list) => match find(list, name) {
-                Some(bytes) => (ShardBytes::Static(bytes), bytes.len() as u64),
+            Files::Embedded(_) => match files.embedded(name) {
+                Some(Content::Plain(bytes)) => (ShardBytes::Static(bytes), bytes.len() as u64),
+                Some(Content::Packed(packed)) => {
+                    let planes = Planes::open(packed).map_err(|e| damaged(label.clone(), &e))?;
+                    (ShardBytes::Packed(planes), planes.length() as u64)
+                }
                 None => return Ok(None),
             },
             Files::Folder(dir) => {
@@ -299,7 +305,7 @@ impl Shard {
         match &self.bytes {
             // In bounds: the header was checked against the size.
             ShardBytes::Static(bytes) => Ok(Cow::Borrowed(&bytes[start as usize..start as usize + length])),
-            ShardBytes::File { .. } => {
+            ShardBytes::Packed(_) | ShardBytes::File { .. } => {
                 let mut buffer = vec![0; length];
                 self.read_into(range.start, &mut buffer)?;
                 Ok(Cow::Owned(buffer))
@@ -313,6 +319,9 @@ impl Shard {
         match &self.bytes {
             // In bounds: the header was checked against the size.
             ShardBytes::Static(bytes) => out.copy_from_slice(&bytes[start as usize..start as usize + out.len()]),
+            ShardBytes::Packed(planes) => {
+                planes.read(start as usize, out).map_err(|e| damaged(self.label.clone(), &e))?;
+            }
             ShardBytes::File { path, file } => {
                 // A poisoned lock only means that another reader panicked: every read seeks first.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -340,8 +349,4 @@ impl From<LoadError> for HeaderError {
     fn from(e: LoadError) -> HeaderError {
         HeaderError::Load(e)
     }
-}
-
-fn find(files: EmbeddedFiles, name: &str) -> Option<&'static [u8]> {
-    files.iter().find(|f| f.0 == name).map(|f| f.1)
 }
