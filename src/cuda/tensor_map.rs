@@ -19,8 +19,8 @@ const PARTS: usize = 8;
 const BOX_OUTPUTS: u32 = 8;
 
 impl TensorMap {
-    /// For boxes of `box_rows` rows of 64 numbers, at most 256, of a matrix `[rows, columns]`. The address and the bytes of a row are
-    /// multiples of 16. Makes no call to the device.
+    /// For boxes of `box_rows` rows of 64 numbers, at most 256, of a matrix `[rows, columns]`. The address and the bytes
+    /// of a row are multiples of 16. Makes no call to the device.
     ///
     /// # Errors
     /// What the driver says.
