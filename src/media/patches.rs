@@ -144,15 +144,15 @@ impl Patches {
         self.frames.iter().map(|frame| frame.rgb().len()).sum()
     }
 
-    /// Hands everything that its rows follow from to `hash`, so that equal patches, and they alone, hand over equal
-    /// bytes.
+    /// Hands everything that its rows follow from to `hash`, of frames their hashes, so that equal patches, and they
+    /// alone, hand over equal bytes.
     pub(crate) fn hash(&self, hash: &mut dyn FnMut(&[u8])) {
         let PatchConfig { patch_size, merge_size, temporal_patch_size, .. } = self.config;
         let Size { height, width } = self.size();
         let sizes = [patch_size, merge_size, temporal_patch_size, self.grid.t, height, width, self.frames.len()];
         sizes.iter().for_each(|size| hash(&(*size as u64).to_le_bytes()));
         self.config.mean.iter().chain(&self.config.std).for_each(|n| hash(&n.to_le_bytes()));
-        self.frames.iter().for_each(|frame| hash(frame.rgb()));
+        self.frames.iter().for_each(|frame| hash(frame.hash()));
     }
 
     /// Rows `range` of [`Grid::patches`], `[range, row]`.

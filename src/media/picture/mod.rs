@@ -15,14 +15,26 @@ mod tests;
 pub use animation::{Animation, decode_animation, is_animated};
 pub use decode::{Grey16, decode_picture};
 
+use crate::medium::MediaHash;
 use crate::size::Size;
+use sha2::{Digest, Sha256};
+use std::sync::OnceLock;
 
 /// A picture of 8-bit RGB.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Picture {
     size: Size,
     rgb: Vec<u8>,
+    hash: OnceLock<MediaHash>,
 }
+
+impl PartialEq for Picture {
+    fn eq(&self, other: &Picture) -> bool {
+        (self.size, &self.rgb) == (other.size, &other.rgb)
+    }
+}
+
+impl Eq for Picture {}
 
 impl Picture {
     /// A picture of these values, `[height, width, 3]`.
@@ -31,7 +43,7 @@ impl Picture {
     /// When there are more or fewer.
     pub fn new(size: Size, rgb: Vec<u8>) -> Picture {
         assert_eq!(rgb.len(), size.height * size.width * 3, "{size:?}");
-        Picture { size, rgb }
+        Picture { size, rgb, hash: OnceLock::new() }
     }
 
     /// Its sides.
@@ -42,5 +54,11 @@ impl Picture {
     /// Its values, `[height, width, 3]`.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
+    }
+
+    /// The SHA-256 of its values, computed when it is first asked for: by the thread that has decoded the picture, beside
+    /// those of its neighbours.
+    pub fn hash(&self) -> &MediaHash {
+        self.hash.get_or_init(|| Sha256::digest(&self.rgb).into())
     }
 }
