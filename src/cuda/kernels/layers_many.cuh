@@ -53,8 +53,8 @@ struct LayersBlocks {
     __device__ __forceinline__ uint32_t normed_until(int norm) const { return (launch * 2 * layers + norm + 1) * R; }
 };
 
-// Rings of R rows: bytes of the one of rows, and stages of the one of weights. They leave no room for a block of the vocoder;
-// smaller ones took longer than it gains.
+// Rings of R rows: bytes of the one of rows, and stages of the one of weights. They leave no room for a block of the vocoder; a
+// server's step is shorter than with the graph all the same.
 template <int R>
 struct LayersRings {
     static constexpr int ROWS = 65536, WEIGHTS = 9, PIECE_OF_ROWS = R * DEEP * 2;
