@@ -29,7 +29,6 @@ static_assert(LayersOutput::OUTPUTS * TEAM == HIDDEN && BLOCKS == PARTS * TEAM &
 // 64 inputs of all rows, as products take them; see `lies_at`.
 template <int R>
 struct LayersHanded {
-    static constexpr int LINE = 128;
     static constexpr int LAUNCH = 0, QKV_DONE = LINE, ATTENDED_DONE = QKV_DONE + PARTS * LINE, INNER_DONE = ATTENDED_DONE + PARTS * LINE,
                          PARTS_DONE = INNER_DONE + PARTS * LINE, NORMED_DONE = PARTS_DONE + LINE, NORMED = NORMED_DONE + LINE + 5 * LINE,
                          ATTENDED = NORMED + R * HIDDEN * 2, INNER_AT = ATTENDED + R * HEADS * DIM * 2, QKV = INNER_AT + R * INNER * 2,
@@ -39,14 +38,9 @@ struct LayersHanded {
 
 // What blocks tell each other, and how often each count rises.
 template <int R>
-struct LayersBlocks {
-    using H = LayersHanded<R>;
-    unsigned char* hops;
-    int team;
+struct LayersBlocks : Counts {
     uint32_t launch; // launches before this one
     int layers;
-    __device__ __forceinline__ uint32_t* count(int at) const { return reinterpret_cast<uint32_t*>(hops + at); }
-    __device__ __forceinline__ uint32_t* of_team(int at) const { return count(at + team * H::LINE); }
     // Counts when layer `layer` is through; when both its sums, and norms, of which there are two a layer, are.
     __device__ __forceinline__ uint32_t team_until(int layer) const { return (launch * layers + layer + 1) * TEAM; }
     __device__ __forceinline__ uint32_t sums_until(int layer, int which) const { return ((launch * layers + layer) * 2 + which + 1) * BLOCKS; }
@@ -81,6 +75,9 @@ struct LayersShared {
     float squares[2][PARTS][8];
     int position[OWN];
 };
+
+// Which head of a row's queries, keys and values a team's is: its two query heads, its key, its value.
+__device__ __forceinline__ int head_at(int team, int kind) { return kind < 2 ? team * 2 + kind : HEADS + (kind - 2) * KV_HEADS + team; }
 
 // ---- copies ------------------------------------------------------------------------------------------------------------
 
@@ -120,8 +117,7 @@ __device__ __forceinline__ void copy_layers(const LayersArgs& a, const Clock& cl
             int kind, part, output;
             if (s < ALL_OUTPUT_AT) {
                 // 32 neighbours of one of both queries, of the key, or of the value.
-                const int head = j / 4 < 2 ? team * 2 + j / 4 : HEADS + (j / 4 - 2) * KV_HEADS + team;
-                kind = 0, part = s, output = head * DIM + j % 4 * 32;
+                kind = 0, part = s, output = head_at(team, j / 4) * DIM + j % 4 * 32;
             } else if (s < ALL_GATE_UP_AT) {
                 kind = 1, part = team, output = j * LayersOutput::OUTPUTS + (s - ALL_OUTPUT_AT) * 32;
             } else if (s < ALL_DOWN_AT) {
@@ -152,7 +148,7 @@ __device__ __forceinline__ void copy_layers_rows(const Clock& clock, const Layer
         __syncwarp();
     };
     const auto copy = [&](int from, int parts) { copy_pieces<BYTES>(clock, ring, of.hops + from, parts, keep); };
-    const int own = of.team * H::LINE;
+    const int own = of.team * LINE;
     for (int layer = 0; layer < of.layers; ++layer) {
         await_rows(H::NORMED_DONE, of.normed_until(2 * layer));
         copy(H::NORMED, PARTS);
@@ -167,12 +163,6 @@ __device__ __forceinline__ void copy_layers_rows(const Clock& clock, const Layer
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------------
-
-// Where an even input `k` of a row of R is among pieces, in bytes: shuffled as tensor maps of 128 bytes do.
-template <int R>
-__device__ __forceinline__ int lies_at(int row, int k) {
-    return k / DEEP * (R * DEEP * 2) + row * (DEEP * 2) + ((k % DEEP / 8 ^ row % 8) * 16) + k % 8 * 2;
-}
 
 // A warp's tile of 16 outputs by N eights of rows, over all inputs of a product of R rows; `tile` is counted from the block's
 // first output, `first` is the first row. A part of the inputs, if it is `wanted`, has its sums handed to `take`: sums[n][i] is of

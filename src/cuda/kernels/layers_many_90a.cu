@@ -81,7 +81,6 @@ __device__ __forceinline__ void run_many(const LayersArgs& a, const Clock& clock
     const auto hand_qkv = [&] {
         constexpr bool HALVES = R == 16;
         const int tile = warp % 2, half = HALVES ? warp / 4 : 0, first = (HALVES ? warp / 2 % 2 : warp / 2) * 8;
-        const int head = j / 4 < 2 ? of.team * 2 + j / 4 : HEADS + (j / 4 - 2) * KV_HEADS + of.team;
         float4 total = make_float4(-0.f, -0.f, -0.f, -0.f), kept[HALVES ? PARTS / 2 : 1]; // what is added to -0 keeps its bits
         const auto take = [&](int part, const float(&sums)[1][4]) {
             const float4 own = make_float4(sums[0][0], sums[0][1], sums[0][2], sums[0][3]);
@@ -101,7 +100,7 @@ __device__ __forceinline__ void run_many(const LayersArgs& a, const Clock& clock
             for (int i = 0; half == 0 && i < PARTS; ++i) add(total, i % 2 == 0 ? kept[HALVES ? i / 2 : 0] : s.parts[warp][i / 2][lane]);
         }
         if (half == 0) {
-            bf16* to = reinterpret_cast<bf16*>(hops + H::QKV) + head * DIM + j % 4 * 32 + tile * TILE;
+            bf16* to = reinterpret_cast<bf16*>(hops + H::QKV) + head_at(of.team, j / 4) * DIM + j % 4 * 32 + tile * TILE;
             const auto put = [&](int row, int output, float low, float high) {
                 *reinterpret_cast<uint32_t*>(to + (first + row) * ((HEADS + 2 * KV_HEADS) * DIM) + output) = packed(low, high);
             };
@@ -173,8 +172,7 @@ __device__ __forceinline__ void run_many(const LayersArgs& a, const Clock& clock
         for (int i = warp / 4; i < OWN; i += 2) {
             const int kind = warp % 4, row = j * OWN + i, position = s.position[i];
             if (position < 0) continue;
-            const int head = kind < 2 ? of.team * 2 + kind : HEADS + (kind - 2) * KV_HEADS + of.team;
-            const bf16* from = reinterpret_cast<const bf16*>(hops + H::QKV) + (static_cast<size_t>(row) * (HEADS + 2 * KV_HEADS) + head) * DIM;
+            const bf16* from = reinterpret_cast<const bf16*>(hops + H::QKV) + (static_cast<size_t>(row) * (HEADS + 2 * KV_HEADS) + head_at(of.team, kind)) * DIM;
             const size_t at = place(row, position);
             Asked<2>& asked = s.asked[i];
             if (kind == 3) {
@@ -264,7 +262,7 @@ __device__ __forceinline__ void layers_many(const LayersArgs& a) {
     }
     __syncthreads();
     unsigned char* const hops = reinterpret_cast<unsigned char*>(a.hops);
-    const LayersBlocks<R> of = {hops, static_cast<int>(blockIdx.x) / TEAM, *reinterpret_cast<volatile uint32_t*>(hops), a.layers};
+    const LayersBlocks<R> of = {{hops, static_cast<int>(blockIdx.x) / TEAM}, *reinterpret_cast<volatile uint32_t*>(hops), a.layers};
     if (threadIdx.x >= COMPUTING) {
         keep_registers<40>();
         if (threadIdx.x / WARP == COMPUTING / WARP) copy_layers<R>(a, clock, weights.full, weights.empty, weights.data);

@@ -7,7 +7,23 @@
 constexpr int DEEP = 64; // inputs of a piece of rows and of weights
 constexpr int TEAM = 16; // blocks that share a kv head, and a part of the inputs of `output` and `down`
 
+// Where an even input `k` of a row of R is among pieces, in bytes: shuffled as tensor maps of 128 bytes do.
+template <int R>
+__device__ __forceinline__ int lies_at(int row, int k) {
+    return k / DEEP * (R * DEEP * 2) + row * (DEEP * 2) + ((k % DEEP / 8 ^ row % 8) * 16) + k % 8 * 2;
+}
+
 // ---- counts ------------------------------------------------------------------------------------------------------------
+
+constexpr int LINE = 128; // bytes that a count has for itself
+
+// Where counts are that blocks share: by their place in the memory of a launch, and those of a team.
+struct Counts {
+    unsigned char* hops;
+    int team;
+    __device__ __forceinline__ uint32_t* count(int at) const { return reinterpret_cast<uint32_t*>(hops + at); }
+    __device__ __forceinline__ uint32_t* of_team(int at) const { return count(at + team * LINE); }
+};
 
 // Counts only rise: those of a launch begin where the last one's ended, because all launches of this memory count alike.
 __device__ __forceinline__ bool has_come(const uint32_t* count, uint32_t until) {
@@ -60,8 +76,9 @@ __device__ __forceinline__ void copy_pieces(const Clock& clock, Place<SLOTS>& ri
         const uint32_t phase = ring.phase ^ ((ring.slot + lane) / SLOTS & 1), full = ring.full + slot * 8;
         bool queued = lane >= count;
         while (__any_sync(~0u, !queued)) {
-            // A copy is never put behind one that has not ended, not even when nothing waits any more.
-            if (!queued && (barrier_passed(ring.empty + slot * 8, phase ^ 1) || (clock.over() && barrier_passed(full, phase ^ 1)))) {
+            // A copy is never put behind one that has not ended, not even when nothing waits any more: then those who read
+            // say that they have before it is there.
+            if (!queued && (barrier_passed(ring.empty + slot * 8, phase ^ 1) || clock.over()) && barrier_passed(full, phase ^ 1)) {
                 barrier_expect(full, BYTES);
                 copy_bytes(ring.data + slot * BYTES, from + (at + lane) * BYTES, BYTES, full, policy);
                 queued = true;

@@ -34,7 +34,6 @@ static_assert(GATE_UP_AT * PIECE + (DOWN_AT - GATE_UP_AT) * GateUp::WEIGHTS + (M
 // 64 dealt inputs of all rows, as products take them; see `piece_at`.
 template <int R>
 struct Handed {
-    static constexpr int LINE = 128;
     static constexpr int LAUNCH = 0, QKV_DONE = LINE, ATTENDED_DONE = QKV_DONE + PARTS * LINE, INNER_DONE = ATTENDED_DONE + PARTS * LINE,
                          PARTS_DONE = INNER_DONE + PARTS * LINE, NORMED_DONE = PARTS_DONE + LINE, LOGITS_DONE = NORMED_DONE + LINE,
                          NORMED = LOGITS_DONE + LINE + 4 * LINE, ATTENDED = NORMED + R * HIDDEN * 2, INNER_AT = ATTENDED + R * HEADS * HEAD * 2,
@@ -43,23 +42,17 @@ struct Handed {
     static_assert(NORMED % 1024 == 0);
 };
 
-// Where an even input `k` of a row of R is among pieces, in bytes: dealt, and shuffled as tensor maps of 128 bytes do.
+// Where an even input `k` of a row of R is among pieces, in bytes: dealt, see `lies_at`.
 template <int R>
 __device__ __forceinline__ int piece_at(int row, int k) {
-    const int at = dealt(k) % DEEP;
-    return k / DEEP * (R * DEEP * 2) + row * (DEEP * 2) + ((at / 8 ^ row % 8) * 16) + at % 8 * 2;
+    return lies_at<R>(row, dealt(k));
 }
 
 // What blocks tell each other, and how often each count rises in a pass.
 template <int R>
-struct Blocks {
-    using H = Handed<R>;
-    unsigned char* hops;
-    int team;
+struct Blocks : Counts {
     uint32_t launch; // launches before this one
     int passes, layers;
-    __device__ __forceinline__ uint32_t* count(int at) const { return reinterpret_cast<uint32_t*>(hops + at); }
-    __device__ __forceinline__ uint32_t* of_team(int at) const { return count(at + team * H::LINE); }
     // Counts when layer `layer` of the pass is through, `pass` counted from the first one here.
     __device__ __forceinline__ uint32_t team_until(int pass, int layer) const { return ((launch * passes + pass) * layers + layer + 1) * TEAM; }
     __device__ __forceinline__ uint32_t sums_until(int pass, int layer, int which) const { return (((launch * passes + pass) * layers + layer) * 2 + which + 1) * BLOCKS; }
@@ -116,7 +109,7 @@ __device__ __forceinline__ void copy_rows(const PredictorArgs& a, const Clock& c
         await_count(clock, of.count(count), until);
         __syncwarp();
     };
-    const int own = of.team * H::LINE;
+    const int own = of.team * LINE;
     for (int pass = 0; pass < of.passes; ++pass) {
         for (int layer = 0; layer < of.layers; ++layer) {
             await_rows(H::NORMED_DONE, of.normed_until(pass, 2 * layer));

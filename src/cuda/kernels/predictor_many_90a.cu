@@ -205,7 +205,7 @@ __device__ __forceinline__ void predictor_many(const PredictorArgs& a) {
     }
     __syncthreads();
     unsigned char* const hops = reinterpret_cast<unsigned char*>(a.hops);
-    const Blocks<R> of = {hops, static_cast<int>(blockIdx.x) / TEAM, *reinterpret_cast<volatile uint32_t*>(hops), a.passes - a.first, a.layers};
+    const Blocks<R> of = {{hops, static_cast<int>(blockIdx.x) / TEAM}, *reinterpret_cast<volatile uint32_t*>(hops), a.passes - a.first, a.layers};
     if (threadIdx.x >= COMPUTING) {
         keep_registers<32>();
         if (threadIdx.x == COMPUTING) copy_many_weights(a, clock, weights.full, weights.empty, weights.data);

@@ -15,7 +15,6 @@ mod tests;
 pub use animation::{Animation, decode_animation, is_animated};
 pub use decode::{Grey16, decode_picture};
 
-use crate::medium::MediaHash;
 use crate::size::Size;
 use sha2::{Digest, Sha256};
 use std::sync::OnceLock;
@@ -25,7 +24,7 @@ use std::sync::OnceLock;
 pub struct Picture {
     size: Size,
     rgb: Vec<u8>,
-    hash: OnceLock<MediaHash>,
+    hash: OnceLock<[u8; 32]>,
 }
 
 impl PartialEq for Picture {
@@ -58,7 +57,7 @@ impl Picture {
 
     /// The SHA-256 of its values, computed when it is first asked for: by the thread that has decoded the picture, beside
     /// those of its neighbours.
-    pub fn hash(&self) -> &MediaHash {
+    pub fn hash(&self) -> &[u8; 32] {
         self.hash.get_or_init(|| Sha256::digest(&self.rgb).into())
     }
 }
