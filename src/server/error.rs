@@ -118,6 +118,8 @@ pub(super) async fn structured(response: Response) -> Response {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        let told = self.retry_after.is_some() || !self.is_passing();
+        debug_assert!(told, "{} is for now, and does not say for how long", self.code);
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(after) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));

@@ -10,16 +10,19 @@ use axum::response::{IntoResponse, Response};
 use omni_config::ServerConfig;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Headers of an answer that a page of another origin may read.
+/// Headers of an answer that a page of another origin may read: those that the documentation names.
 const READABLE: HeaderValue = HeaderValue::from_static(
-    "X-Request-Id, X-Seed, X-Sample-Rate, X-Trace, X-Ignored-Fields, Retry-After, Content-Disposition",
+    "X-Request-Id, X-Seed, X-Sample-Rate, X-Trace, X-Ignored-Fields, Retry-After, Content-Disposition, \
+     Content-Location, Content-Range, Location",
 );
-/// What such a page may send.
+/// What such a page may send: what the documentation names, and what OpenAI's clients send.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-const HEADERS: [&str; 10] = [
+const HEADERS: [&str; 12] = [
     "authorization",
     "content-type",
     "x-request-id",
+    "range",
+    "last-event-id",
     "traceparent",
     "accept",
     "user-agent",

@@ -5,6 +5,7 @@ use omni_config::hash_key;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// What every secret begins with; no key of the config needs to.
 pub(super) const PREFIX: &str = "ek_";
@@ -28,8 +29,16 @@ pub(super) struct Secret {
 
 /// There are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} client secrets are in use already; wait until one expires, or let them live shorter (expires_after)")]
-pub(super) struct TooMany(usize);
+#[error(
+    "{most} client secrets are in use already; try again in {} s, when one expires, or let them live shorter \
+     (expires_after)",
+    wait.as_secs()
+)]
+pub(super) struct TooMany {
+    most: usize,
+    /// Until one of them expires, so that there is room.
+    pub wait: Duration,
+}
 
 /// Why one opens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +60,10 @@ impl Secrets {
     /// When there are too many, of all keys or of this one.
     pub fn add(&self, value: &str, secret: Secret, now: u64) -> Result<(), TooMany> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = |all: &HashMap<_, Arc<Secret>>| all.values().filter(|other| other.key == secret.key).count();
-        let of_a_key = if secret.key.is_some() { MOST_OF_A_KEY } else { MOST };
-        let full = |all: &HashMap<_, Arc<Secret>>| {
-            [(all.len(), MOST), (own(all), of_a_key)].into_iter().find(|(count, most)| count >= most)
-        };
-        if full(&all).is_some() {
+        let key = secret.key.as_deref();
+        if has_room(&all, key, now).is_err() {
             all.retain(|_, secret| secret.expires_at > now);
-            if let Some((_, most)) = full(&all) {
-                return Err(TooMany(most));
-            }
+            has_room(&all, key, now)?;
         }
         all.insert(hash_key(value), Arc::new(secret));
         Ok(())
@@ -75,6 +78,25 @@ impl Secrets {
         let secret = all.get(&hash_key(value)).ok_or(Unusable::Unknown)?;
         if secret.expires_at > now { Ok(Arc::clone(secret)) } else { Err(Unusable::Expired) }
     }
+}
+
+/// Whether a secret more of this key may be kept.
+fn has_room(all: &HashMap<[u8; 32], Arc<Secret>>, key: Option<&str>, now: u64) -> Result<(), TooMany> {
+    let of_a_key = if key.is_some() { MOST_OF_A_KEY } else { MOST };
+    let own = || all.values().filter(|secret| secret.key.as_deref() == key);
+    // The key's own first: one of them that expires makes room among all, too.
+    if own().count() >= of_a_key {
+        return Err(TooMany { most: of_a_key, wait: until_one_expires(own(), now) });
+    }
+    if all.len() >= MOST {
+        return Err(TooMany { most: MOST, wait: until_one_expires(all.values(), now) });
+    }
+    Ok(())
+}
+
+fn until_one_expires<'a>(secrets: impl Iterator<Item = &'a Arc<Secret>>, now: u64) -> Duration {
+    let first = secrets.map(|secret| secret.expires_at).min();
+    Duration::from_secs(first.unwrap_or(now).saturating_sub(now))
 }
 
 #[cfg(test)]
@@ -100,10 +122,30 @@ mod tests {
         for i in 0..MOST_OF_A_KEY {
             secrets.add(&format!("ek_{i}"), secret("greedy", 100), 0).unwrap();
         }
-        assert_eq!(secrets.add("ek_more", secret("greedy", 100), 99), Err(TooMany(MOST_OF_A_KEY)));
+        let full = TooMany { most: MOST_OF_A_KEY, wait: Duration::from_secs(1) };
+        assert_eq!(secrets.add("ek_more", secret("greedy", 100), 99), Err(full));
         secrets.add("ek_other", secret("other", 200), 99).unwrap();
         secrets.add("ek_more", secret("greedy", 300), 100).unwrap();
         assert_eq!(secrets.find("ek_0", 99), Err(Unusable::Unknown), "it made room");
         assert!(secrets.find("ek_other", 150).is_ok() && secrets.find("ek_more", 150).is_ok());
+    }
+
+    #[test]
+    fn who_gets_no_secret_is_told_when_the_first_that_is_in_the_way_expires() {
+        let secrets = Secrets::default();
+        let refused = |key: &str, now| secrets.add("ek_more", secret(key, 9999), now).unwrap_err();
+        let keys = MOST / MOST_OF_A_KEY;
+        for key in 0..keys as u64 {
+            for i in 0..MOST_OF_A_KEY as u64 {
+                let expires_at = 1000 + 100 * (keys as u64 - key) + i;
+                secrets.add(&format!("ek_{key}_{i}"), secret(&key.to_string(), expires_at), 0).unwrap();
+            }
+        }
+        // A key that has its part waits for its own; one that has none for the first of all.
+        assert_eq!(refused("0", 900), TooMany { most: MOST_OF_A_KEY, wait: Duration::from_secs(900) });
+        assert_eq!(refused("other", 900), TooMany { most: MOST, wait: Duration::from_secs(200) });
+        let told = refused("other", 900).to_string();
+        assert!(told.contains("4096 client secrets") && told.contains("try again in 200 s"), "{told}");
+        assert!(secrets.add("ek_more", secret("other", 9999), 900 + 200).is_ok());
     }
 }

@@ -1,8 +1,8 @@
 //! Clients that want to take the server down. Each attack runs against the real binary; meanwhile an ordinary client is
 //! served, memory stays within bounds, and afterwards nothing is left.
 //!
-//! `OMNI_ATTACKS=table.md nice -n -10 cargo test --test attacks` runs them one after the other and writes the table of
-//! docs/security.md: what the ordinary client saw while the attack ran, and the memory of the server.
+//! `OMNI_ATTACKS=attacks.md nice -n -10 cargo test --test attacks` runs them one after the other and writes a table:
+//! what the ordinary client saw during each attack, and the memory of the server. docs/security.md tells the worst.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../support/mod.rs"]

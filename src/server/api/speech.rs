@@ -168,14 +168,14 @@ pub(crate) struct VoiceFields<'a> {
     pub task_type: Option<TaskName>,
     /// One of `languages` of `/v1/audio/voices`, any case, or `auto`. Default: `auto`.
     pub language: Option<String>,
-    /// How to speak, in words, or a description of the voice; as long as `input` at most.
+    /// How to speak, in words, or a description of the voice; at most `limits.max_instruction_chars` characters.
     pub instructions: Option<String>,
     /// Another name of `instructions`, which goes first.
     pub instruct: Option<String>,
     /// A recording of the voice to clone: base64, a data URL, or an address that the server may read.
     #[serde(borrow)]
     pub ref_audio: Option<RefAudio<'a>>,
-    /// What is said in `ref_audio`: the voice is cloned in context. As long as `input` at most.
+    /// What is said in `ref_audio`: the voice is cloned in context; at most `limits.max_instruction_chars` characters.
     pub ref_text: Option<String>,
     /// Use the sound of the voice alone, although there is a transcript. Default: false.
     pub x_vector_only_mode: Option<bool>,

@@ -5,7 +5,7 @@ use crate::api::realtime::ClientSecret;
 use crate::auth::Caller;
 use crate::body::read_object;
 use crate::error::ApiError;
-use crate::secrets::{MAX_SESSION_BYTES, PREFIX, Secret};
+use crate::secrets::{MAX_SESSION_BYTES, PREFIX, Secret, TooMany};
 use crate::state::{App, unix_seconds};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -47,11 +47,14 @@ pub(crate) async fn make(
     let (now, value) = (unix_seconds(), fresh()?);
     let expires_at = now + seconds;
     let secret = Secret { key: caller.key_name().map(str::to_owned), expires_at, session };
-    app.secrets
-        .add(&value, secret, now)
-        .map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_client_secrets", error.to_string()))?;
+    app.secrets.add(&value, secret, now).map_err(too_many)?;
     caller.visit.audit("client_secret_made", &format!("for {seconds} s"));
     Ok(Json(ClientSecret { value, expires_at, session: trial.described() }))
+}
+
+fn too_many(error: TooMany) -> ApiError {
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_client_secrets", error.to_string())
+        .with_retry_after(error.wait)
 }
 
 fn lifetime(asked: Option<&Value>) -> Result<u64, ApiError> {

@@ -37,6 +37,7 @@ use socket::Socket;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 pub(super) use webrtc::{Calls, call, hang_up};
 
@@ -44,6 +45,9 @@ pub(super) use webrtc::{Calls, call, hang_up};
 const JOBS: usize = 4;
 /// Parts of an item.
 const PARTS: usize = 64;
+/// When a client for which there is no place may try again. Sessions and calls last minutes: of the 64 that there may
+/// be by default one ends every few seconds.
+const WAIT: Duration = Duration::from_secs(5);
 /// Seeds from 0 to below this are read as they are by every client.
 const SEEDS: u64 = 1 << 53;
 
@@ -83,12 +87,16 @@ async fn begin(
     };
     let place = Arc::clone(&app.realtime_places).try_acquire_owned().map_err(|_| {
         let most = app.realtime.max_sessions;
-        let message = format!("{most} sessions are open already (realtime.max_sessions)");
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message)
+        no_place(format!("{most} sessions are open already (realtime.max_sessions)"))
     })?;
     let opening = Opening { plays, ..opening(&app, seed) };
     let session = Session::configured(opening, session).map_err(client_secret::refused)?;
     Ok((app, (session, place)))
+}
+
+/// The error of a client for which there is no place.
+fn no_place(message: String) -> ApiError {
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message).with_retry_after(WAIT)
 }
 
 /// Whether the model has conversations.

@@ -7,16 +7,22 @@ use omni_actors::config::{KeyConfig, hash_key};
 use omni_actors::model::checkpoint::Checkpoint;
 use tokio_tungstenite::tungstenite::Error;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::Response;
 
 /// The status with which a session is refused.
 async fn refused(site: &Site, query: &str, protocol: Option<&str>) -> u16 {
+    refusal(site, query, protocol).await.status().as_u16()
+}
+
+/// The answer to a client that asks for a session.
+async fn refusal(site: &Site, query: &str, protocol: Option<&str>) -> Response<Option<Vec<u8>>> {
     let mut request = format!("ws://{}/v1/realtime{query}", site.address).into_client_request().unwrap();
     if let Some(protocol) = protocol {
         request.headers_mut().insert("sec-websocket-protocol", protocol.parse().unwrap());
     }
     match connect_async(request).await {
-        Ok((_, response)) => response.status().as_u16(),
-        Err(Error::Http(response)) => response.status().as_u16(),
+        Ok((_, response)) => response,
+        Err(Error::Http(response)) => *response,
         Err(other) => panic!("{other}"),
     }
 }
@@ -100,7 +106,8 @@ async fn sessions_have_limits_on_their_number_and_time() {
     let site = with(|config| config.server.realtime.max_sessions = 1).await;
     let mut talk = Talk::bare(&site, "").await;
     talk.until("session.created").await;
-    assert_eq!(refused(&site, "", None).await, 503);
+    let full = refusal(&site, "", None).await;
+    assert_eq!((full.status().as_u16(), full.headers()["retry-after"].to_str().unwrap()), (503, "5"));
     let site = with(|config| config.server.realtime.idle_timeout = Duration::from_secs(1)).await;
     let mut talk = Talk::bare(&site, "").await;
     let error = talk.until("error").await.pop().unwrap();

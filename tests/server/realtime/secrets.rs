@@ -109,3 +109,25 @@ async fn what_a_secret_cannot_have_is_told() {
     assert_eq!((status, &made["session"]["type"]), (200, &json!("realtime")));
     assert!(open(&site, made["value"].as_str().unwrap()).await.is_ok());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_with_all_of_its_secrets_is_told_when_one_expires() {
+    const LIFE: u64 = 7200;
+    let site = locked().await;
+    let body = json!({"expires_after": {"anchor": "created_at", "seconds": LIFE}});
+    let make = || {
+        let request = site.client.post(format!("http://{}{ROUTE}", site.address)).json(&body);
+        async { request.bearer_auth("chatter").send().await.unwrap() }
+    };
+    for number in 0..512 {
+        assert_eq!(make().await.status(), 200, "{number}");
+    }
+    let refused = make().await;
+    assert_eq!(refused.status(), 429);
+    let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    let error: Value = refused.json().await.unwrap();
+    assert_eq!(error["error"]["code"], "too_many_client_secrets");
+    assert!((1..=LIFE).contains(&wait), "{wait}");
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(message.contains(&format!("try again in {wait} s")), "{message}");
+}

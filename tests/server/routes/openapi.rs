@@ -12,7 +12,7 @@ type Names = BTreeSet<String>;
 const PLAIN: &str = "audio code consent data event_id failed id live message mime_type model models name nodes param \
                      prompt_tokens ref_text speaker_description succeeded success text text_tokens total_tokens type \
                      url usage version";
-const PAGE: &str = include_str!("../../../docs/api.md");
+pub(super) const PAGE: &str = include_str!("../../../docs/api.md");
 
 fn section(heading: &str) -> &'static str {
     let start = PAGE.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no section {heading}"));
@@ -21,7 +21,7 @@ fn section(heading: &str) -> &'static str {
 }
 
 /// What stands between backticks.
-fn code(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn code(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
@@ -220,4 +220,31 @@ async fn ranges_are_those_that_requests_are_held_to() {
         }
     }
     assert_eq!(document.resolved(request)["required"], serde_json::json!(["input"]));
+}
+
+#[tokio::test]
+async fn lengths_are_those_that_requests_are_held_to() {
+    let site = Site::with(|_, limits| (limits.max_input_chars, limits.max_instruction_chars) = (40, 20));
+    let document = Document::of(&site).await;
+    let request =
+        &document.operation("/v1/audio/speech", "post")["requestBody"]["content"]["application/json"]["schema"];
+    let properties = &document.resolved(request)["properties"];
+    for (field, limit, key) in [
+        ("input", 40, "limits.max_input_chars"),
+        ("instructions", 20, "limits.max_instruction_chars"),
+        ("instruct", 20, "limits.max_instruction_chars"),
+        ("ref_text", 20, "limits.max_instruction_chars"),
+    ] {
+        let mut body = serde_json::json!({ "input": "x" });
+        body[field] = "x".repeat(limit + 1).into();
+        let refused = site.post("/v1/audio/speech", &body).await.unwrap();
+        let error: Value = refused.json().await.unwrap();
+        let error = &error["error"];
+        assert_eq!((&error["param"], &error["code"]), (&field.into(), &"text_too_long".into()), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(&format!("the limit of {limit}")), "{error}");
+        // Another name of a field says no more than that.
+        let field = if field == "instruct" { "instructions" } else { field };
+        let told = properties[field]["description"].as_str().unwrap();
+        assert!(told.contains(&format!("at most `{key}` characters")), "{field}: {told}");
+    }
 }

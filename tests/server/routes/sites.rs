@@ -1,6 +1,7 @@
 //! To which names the server answers, and pages of which sites may use it.
 
 use super::Site;
+use super::openapi::{PAGE, code};
 use omni_actors::config::{KeyConfig, hash_key};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
@@ -19,6 +20,23 @@ const ROUTES: [(Method, &str); 9] = [
     (Method::GET, "/nowhere"),
 ];
 const APP: &str = "https://app.example";
+const TALK: &str = include_str!("../../../docs/realtime.md");
+/// Headers that docs/api.md and docs/realtime.md have clients send.
+const SENT: [&str; 5] = ["Authorization", "Content-Type", "X-Request-Id", "Range", "Last-Event-ID"];
+/// Those that clients read.
+const READ: [&str; 9] = [
+    "X-Request-Id",
+    "X-Seed",
+    "X-Sample-Rate",
+    "X-Trace",
+    "X-Ignored-Fields",
+    "Retry-After",
+    "Content-Location",
+    "Content-Range",
+    "Location",
+];
+/// One that is about the connection: no page sees it.
+const HIDDEN: &str = "Connection";
 
 fn open_to_app() -> Site {
     Site::with(|server, _| {
@@ -152,6 +170,40 @@ async fn such_a_page_may_use_openais_package_and_send_nothing_that_is_not_known(
     assert!(!allowed.iter().any(|name| name.contains("secret") || name.contains(' ')), "{allowed:?}");
     assert_ne!(preflight.headers()["access-control-allow-origin"], "*");
     assert!(!preflight.headers().contains_key("access-control-allow-credentials"));
+}
+
+/// A header in the text of a page: a name of several words, or one with its value.
+fn header(span: &'static str) -> Option<&'static str> {
+    let (name, value) = span.split_once(": ").map_or((span, None), |(name, value)| (name, Some(value)));
+    let mut words = name.split('-');
+    let is_word = |word: &str| {
+        word.starts_with(|c: char| c.is_ascii_uppercase()) && word.bytes().all(|byte| byte.is_ascii_alphabetic())
+    };
+    (words.all(is_word) && (name.contains('-') || value.is_some())).then_some(name)
+}
+
+#[tokio::test]
+async fn such_a_page_may_send_and_read_every_header_of_the_documentation() {
+    let told: Vec<&str> = code(PAGE).chain(code(TALK)).filter_map(header).collect();
+    for name in ["Last-Event-ID", "Range", "Content-Location", "Location"] {
+        assert!(told.contains(&name), "{name} is not found in {told:?}");
+    }
+    let known: Vec<&str> = SENT.into_iter().chain(READ).chain([HIDDEN]).collect();
+    for name in told {
+        assert!(known.contains(&name), "{name} is not among the headers that a page may send or read");
+    }
+    let site = open_to_app();
+    let asks = [("origin", APP), ("access-control-request-method", "POST")];
+    let preflight = ask(&site, Method::OPTIONS, "/v1/audio/speech", &asks).await;
+    let answer = ask(&site, Method::GET, "/v1/models", &[("origin", APP)]).await;
+    for (response, list, names) in
+        [(preflight, "access-control-allow-headers", &SENT[..]), (answer, "access-control-expose-headers", &READ[..])]
+    {
+        let listed = response.headers()[list].to_str().unwrap();
+        for name in names {
+            assert!(listed.split(", ").any(|listed| listed.eq_ignore_ascii_case(name)), "{name}: {listed}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ mod calls;
 mod link;
 
 use super::connection::Connection;
-use super::{Begun, begin};
+use super::{Begun, begin, no_place};
 use crate::auth::Caller;
 use crate::body::read_all;
 use crate::connection::ConnectionGuard;
@@ -116,8 +116,7 @@ fn full_error(full: Full, app: &App) -> ApiError {
     match full {
         Full::Calls => {
             let most = app.realtime.webrtc.max_calls;
-            let message = format!("{most} calls are open already (realtime.webrtc.max_calls)");
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message)
+            no_place(format!("{most} calls are open already (realtime.webrtc.max_calls)"))
         }
         Full::Closed => {
             let message = "the port of calls is not free yet: the process before this one finishes its own; use WS \
