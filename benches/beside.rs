@@ -97,6 +97,7 @@ fn begin(net: &Arc<ThinkerNet>, answers: u32) -> Box<dyn StageModel> {
         run_ahead: 2,
         kv_memory: Some(4 << 30),
         embeddings_in_step: false,
+        persistent: Some(ThinkerOptions::PERSISTENT),
     };
     let mut model = CudaThinkerFactory::new(Arc::clone(net), options).build().unwrap();
     for number in 0..answers {

@@ -94,8 +94,9 @@ fn steps(gpu: &Gpu, options: &Options) {
         let positions = (PROMPT + options.steps + 8).next_multiple_of(16) as u64;
         // Two models share the GPU: room for what the sequences need and no more.
         let kv_memory = Some(u64::from(options.sequences) * positions * 2 * 48 * 4 * 128 * 2);
+        let (prefill_chunk, run_ahead, persistent) = (256, AHEAD, Some(ThinkerOptions::PERSISTENT));
         let options =
-            ThinkerOptions { slots, batch, prefill_chunk: 256, run_ahead: AHEAD, kv_memory, embeddings_in_step };
+            ThinkerOptions { slots, batch, prefill_chunk, run_ahead, kv_memory, embeddings_in_step, persistent };
         CudaThinkerFactory::new(Arc::clone(&net), options).build().unwrap()
     };
     let (mut beside, mut inside) = (made(false), made(true));

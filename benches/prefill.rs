@@ -35,6 +35,7 @@ fn main() {
             run_ahead: 1,
             kv_memory: Some(1 << 30),
             embeddings_in_step: false,
+            persistent: Some(ThinkerOptions::PERSISTENT),
         };
         let mut model = CudaThinkerFactory::new(Arc::clone(&net), options).build().unwrap();
         for (prompt, before) in PROMPTS.iter().zip(&mut said) {

@@ -6,7 +6,7 @@ use super::device::Gpu;
 use super::error::CudaError;
 use super::kernel::{Kernel, Shape, kernel_args};
 use super::linear::{Input, Linear, Mode, Norm, Products};
-use super::moe::{Experts, Moe};
+use super::moe::{Experts, Moe, Routed};
 use super::stream::Stream;
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
@@ -55,6 +55,15 @@ pub(crate) struct DenseLayer<'a> {
     pub output: &'a Linear,
     pub gate_up: &'a Linear,
     pub down: &'a Linear,
+}
+
+/// The same of a layer with experts.
+pub(crate) struct SparseLayer<'a> {
+    pub norms: [&'a Weight; 2],
+    pub head_norms: [&'a Weight; 2],
+    pub qkv: &'a Linear,
+    pub output: &'a Linear,
+    pub experts: Routed<'a>,
 }
 
 /// What a layer has: one block, or experts.
@@ -196,9 +205,19 @@ impl Stack {
         self.frequencies.address()
     }
 
+    /// Address of the axis that each frequency turns with, where positions have three.
+    pub(crate) fn axis_of(&self) -> Option<u64> {
+        self.axis_of.as_ref().map(Buffer::address)
+    }
+
     /// The weights of all layers; `None` where a layer has experts, or a product a bias.
     pub(crate) fn dense_layers(&self) -> Option<Vec<DenseLayer<'_>>> {
         self.layers.iter().map(Layer::dense).collect()
+    }
+
+    /// The weights of all layers; `None` where a layer has no experts or one that every row visits, or a product a bias.
+    pub(crate) fn sparse_layers(&self) -> Option<Vec<SparseLayer<'_>>> {
+        self.layers.iter().map(Layer::sparse).collect()
     }
 
     /// Bytes that one page takes over all layers, keys and values together.
@@ -318,6 +337,15 @@ impl Layer {
         let norms = [&self.attention_norm, &self.ffn_norm];
         let head_norms = [&self.q_norm, &self.k_norm];
         plain.then_some(DenseLayer { norms, head_norms, qkv, output, gate_up, down })
+    }
+
+    fn sparse(&self) -> Option<SparseLayer<'_>> {
+        let Ffn::Moe(moe) = &self.ffn else { return None };
+        let (qkv, output, experts) = (&self.qkv, &self.output, moe.routed()?);
+        let plain = [qkv, output, experts.router].iter().all(|linear| linear.bias().is_none());
+        let norms = [&self.attention_norm, &self.ffn_norm];
+        let head_norms = [&self.q_norm, &self.k_norm];
+        plain.then_some(SparseLayer { norms, head_norms, qkv, output, experts })
     }
 }
 

@@ -18,6 +18,7 @@ mod kernel;
 pub mod linear;
 mod many;
 pub mod moe;
+mod persistent;
 mod probe;
 mod sizes;
 mod spinning;

@@ -42,6 +42,13 @@ pub(super) struct Moe {
     shared: Option<Shared>,
 }
 
+/// The weights of a router and of all experts, which no other one stands beside.
+pub(crate) struct Routed<'a> {
+    pub router: &'a Linear,
+    pub gate_up: &'a Weight,
+    pub down: &'a Weight,
+}
+
 struct Shared {
     gate: Weight,
     gate_up: Weight,
@@ -191,6 +198,12 @@ impl Moe {
 }
 
 impl Moe {
+    /// The weights, for kernels that take them in another order; `None` where every row visits one of the experts.
+    pub(crate) fn routed(&self) -> Option<Routed<'_>> {
+        let Moe { router, gate_up, down, shared, .. } = self;
+        shared.is_none().then_some(Routed { router, gate_up, down })
+    }
+
     /// Of all experts, and of the one that every row visits: gate and up, and down.
     fn weights(&self) -> [(ExpertWeights, Option<ExpertWeights>); 2] {
         let Sizes { hidden, experts, inner, shared, .. } = self.sizes;

@@ -8,8 +8,7 @@ const COLUMNS: u32 = 64;
 /// Numbers of a row of a wide box: the most.
 const WIDE: u32 = 256;
 
-/// Boxes of a matrix of bf16: `TensorMap` of `kernels/wgmma.cuh`, `WeightMap` of
-/// `kernels/layers.cuh`.
+/// Boxes of a matrix of bf16: `TensorMap` of `kernels/wgmma.cuh`, `WeightMap` of `kernels/boxes.cuh`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct TensorMap(sys::CUtensorMap);

@@ -17,7 +17,7 @@ pub struct DeviceChoice {
     pub vocoder_dtype: VocoderDtype,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
-    /// Whether the code predictor of few sequences may stay on a GPU.
+    /// Whether kernels may stay on a GPU, their blocks waiting for each other.
     pub persistent_kernels: bool,
     /// The device in words, and why it was chosen.
     pub why: String,

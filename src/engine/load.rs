@@ -120,6 +120,7 @@ impl Loading {
                     run_ahead: self.config.run_ahead(stage, DeviceKind::Cuda),
                     kv_memory,
                     embeddings_in_step: !self.config.transfer.async_d2h,
+                    persistent: self.device.persistent_kernels.then_some(ThinkerOptions::PERSISTENT),
                 };
                 let kept = KeptMemory::new(setup.kept_prompts, setup.kept_prompts_host);
                 let factory = CudaThinkerFactory::new(Arc::new(net), options).keeping(kept);

@@ -38,8 +38,15 @@ fn thinker(gpu: Option<&Gpu>, precision: Precision, embeddings_in_step: bool) ->
     };
     gpu.bind().unwrap();
     let net = ThinkerNet::load(gpu, precision, &loader, config).unwrap();
-    let options =
-        ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 16, run_ahead: 2, kv_memory: None, embeddings_in_step };
+    let options = ThinkerOptions {
+        slots: 8,
+        batch: 8,
+        prefill_chunk: 16,
+        run_ahead: 2,
+        kv_memory: None,
+        embeddings_in_step,
+        persistent: None,
+    };
     CudaThinkerFactory::new(Arc::new(net), options).build().unwrap()
 }
 

@@ -21,8 +21,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-const OPTIONS: ThinkerOptions =
-    ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 32, run_ahead: 2, kv_memory: None, embeddings_in_step: false };
+const OPTIONS: ThinkerOptions = ThinkerOptions {
+    slots: 8,
+    batch: 8,
+    prefill_chunk: 32,
+    run_ahead: 2,
+    kv_memory: None,
+    embeddings_in_step: false,
+    persistent: None,
+};
 /// Room for whatever a test says.
 const ENOUGH: usize = 64 << 20;
 

@@ -17,6 +17,7 @@ mod kept;
 mod kernels;
 mod moe;
 mod persistent;
+mod persistent_thinker;
 mod prompts;
 mod replicas;
 mod talker;

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Bytes that are copied again and again beside the talker: more than caches hold.
 const COPIED: usize = 256 << 20;
 
-/// Held by tests that want persistent kernels: a GPU has one talker with them in a process.
+/// Held by tests that want persistent kernels: a GPU has one talker and one thinker with them in a process.
 pub fn only_persistent() -> MutexGuard<'static, ()> {
     static ONLY: Mutex<()> = Mutex::new(());
     ONLY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -37,6 +37,11 @@ fn talker(net: &Arc<TalkerNet>, persistent: Option<Duration>) -> CudaTalker {
 
 fn talker_of(net: &Arc<TalkerNet>, options: TalkerOptions) -> CudaTalker {
     CudaTalker::new(Arc::clone(net), &options, Recorder::default()).unwrap()
+}
+
+/// A talker of the 1.7B with all of them.
+pub fn talker_of_real_sizes(gpu: &Gpu) -> CudaTalker {
+    talker(&net(gpu), Some(TalkerOptions::PERSISTENT))
 }
 
 /// Whether the kernels are for this GPU.

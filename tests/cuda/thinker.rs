@@ -17,8 +17,15 @@ use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-const OPTIONS: ThinkerOptions =
-    ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None, embeddings_in_step: false };
+const OPTIONS: ThinkerOptions = ThinkerOptions {
+    slots: 8,
+    batch: 6,
+    prefill_chunk: 16,
+    run_ahead: 2,
+    kv_memory: None,
+    embeddings_in_step: false,
+    persistent: None,
+};
 
 struct Both {
     cpu: Box<dyn StageModel>,

@@ -2,6 +2,7 @@
 
 use super::memory::Stash;
 use crate::copies::EmbeddingBuffer;
+use crate::spinning::GpuUse;
 use crate::weights::numbers;
 use crate::{Event, Pinned};
 use candle_core::{Device, Tensor};
@@ -34,6 +35,7 @@ pub(super) struct Pending {
     pub inputs: Vec<Pinned<u8>>,
     /// Its begin and end on the device. `None` only while this is being dropped.
     pub events: Option<[Event; 2]>,
+    pub using: GpuUse,
     pub parts: Vec<Part>,
 }
 
@@ -42,6 +44,7 @@ impl PendingStep for Pending {
         let Some([begin, end]) = &self.events else { return Ok(StepOutcome::default()) };
         end.gpu().bind()?;
         end.wait()?;
+        self.using.ended();
         let device_time = end.since(begin).ok();
         let mut sequences = Vec::with_capacity(self.parts.len());
         for part in &mut self.parts {

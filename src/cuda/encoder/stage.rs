@@ -11,6 +11,7 @@ use super::products::Cores;
 use super::queue::{Kernels, Queue};
 use super::sound::Window;
 use crate::copies::{EmbeddingArena, HostCopies};
+use crate::spinning::GpuUser;
 use crate::weights::plain;
 use crate::{CudaError, Pinned, Priority, Stream};
 use omni_config::Precision;
@@ -81,6 +82,7 @@ impl StageFactory for CudaEncoderFactory {
             // Of towers without pictures no rows are left.
             arena: self.leaving.as_ref().zip(self.net.vision().ok()).map(arena).transpose()?,
             stream: gpu.stream(Priority::Low)?,
+            user: GpuUser::new(gpu),
             kernels: Kernels::new(gpu, self.net.precision, self.cores)?,
             scratch: Scratch::new(gpu),
             pool: Pool::new(gpu),
@@ -98,6 +100,7 @@ impl StageFactory for CudaEncoderFactory {
 struct CudaEncoder {
     net: Arc<TowersNet>,
     stream: Stream,
+    user: GpuUser,
     kernels: Kernels,
     scratch: Scratch,
     pool: Rc<Pool>,
@@ -150,6 +153,7 @@ impl StageModel for CudaEncoder {
 
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
         let events = [self.stash.event()?, self.stash.event()?];
+        let using = self.user.begin(&self.stream)?;
         events[0].record(&self.stream)?;
         let mut step = Step::default();
         for work in sequences {
@@ -163,12 +167,13 @@ impl StageModel for CudaEncoder {
         self.encode_windows(&mut step)?;
         if !step.queued {
             self.stash.give_back([], events);
+            using.unused();
             let sequences = step.parts.into_iter().map(|part| part.output).collect::<Vec<_>>();
             return Ok(Launched::Done(StepOutcome::from(sequences)));
         }
         events[1].record(&self.stream)?;
         let stash = Arc::clone(&self.stash);
-        let pending = Pending { stash, inputs: step.inputs, events: Some(events), parts: step.parts };
+        let pending = Pending { stash, inputs: step.inputs, events: Some(events), using, parts: step.parts };
         Ok(Launched::Pending(Box::new(pending)))
     }
 

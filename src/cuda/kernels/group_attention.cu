@@ -3,96 +3,9 @@
 //   attend_group8_write   launches whose rows are all different sequences; writes its own key and value on the way
 //   attend_group8_prompt  any rows, fast where neighbours are positions of one sequence; keys and values must be written
 //
-// Both have the same bits. A position sees the cached ones in pieces of 32. Piece i belongs to stream i % 8; a stream goes
-// through its pieces one after the other, and the streams are added up in their order. Where a piece ends, and what is
-// added before what, depends on no other row. Of what lies beyond a row's own position nothing is added.
+// Both have the same bits: group_attention.cuh says what is added before what.
 
-#include "attention.cuh"
-#include "tiles.cuh"
-
-constexpr int HEADS = 8;   // query heads of a kv head, a warp each
-constexpr int PIECE = 32;  // positions
-constexpr int STREAMS = 8;
-constexpr int KEYS = PIECE / 8, VALUES = DIM / 8; // tiles of eight
-
-// What 16 rows have seen of a stream: lane (g, t) has of rows g and g + 8 two numbers of each tile of eight.
-struct Seen {
-    float mix[VALUES][4];
-    float most[2], sum[2];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int j = 0; j < VALUES; ++j) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) mix[j][i] = 0.f;
-        }
-        most[0] = most[1] = -INFINITY;
-        sum[0] = sum[1] = 0.f;
-    }
-
-    // Turns the dot products of a piece with its keys into weights, as the left side of products with its values.
-    // `limit`: positions of the piece up to which each row sees. `scale`: of a score, for powers of two.
-    __device__ __forceinline__ void weigh(const float (&score)[KEYS][4], const int (&limit)[2], float scale, uint32_t (&weights)[PIECE / 16][4]) {
-        const int t = threadIdx.x % 4;
-        float now[2] = {-INFINITY, -INFINITY}, shrink[2];
-#pragma unroll
-        for (int n = 0; n < KEYS; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (n * 8 + 2 * t + i % 2 <= limit[i / 2]) now[i / 2] = fmaxf(now[i / 2], score[n][i]);
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            now[half] = fmaxf(now[half], __shfl_xor_sync(~0u, now[half], 1));
-            now[half] = fmaxf(now[half], __shfl_xor_sync(~0u, now[half], 2));
-            now[half] = fmaxf(now[half], most[half]);
-            // A row that has seen nothing yet has nothing to shrink.
-            shrink[half] = most[half] == now[half] ? 1.f : exp2f(__fmul_rn(__fsub_rn(most[half], now[half]), scale));
-            most[half] = now[half];
-            sum[half] = __fmul_rn(sum[half], shrink[half]);
-        }
-        if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f)) {
-#pragma unroll
-            for (int j = 0; j < VALUES; ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) mix[j][i] = __fmul_rn(mix[j][i], shrink[i / 2]);
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < KEYS; ++n) {
-            float own[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const bool there = n * 8 + 2 * t + i % 2 <= limit[i / 2];
-                own[i] = there ? exp2f(__fmul_rn(__fsub_rn(score[n][i], now[i / 2]), scale)) : 0.f;
-                sum[i / 2] = __fadd_rn(sum[i / 2], own[i]);
-            }
-            weights[n / 2][n % 2 * 2] = packed(own[0], own[1]);
-            weights[n / 2][n % 2 * 2 + 1] = packed(own[2], own[3]);
-        }
-    }
-};
-
-__device__ __forceinline__ float over_lanes(float sum) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-    return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-}
-
-// What the streams before and the next one amount to in their sum.
-struct Shares {
-    float before, next, most;
-
-    __device__ __forceinline__ Shares(float most_before, float most_next, float scale) {
-        most = fmaxf(most_before, most_next);
-        before = most_before == -INFINITY ? 0.f : exp2f(__fmul_rn(__fsub_rn(most_before, most), scale));
-        next = most_next == -INFINITY ? 0.f : exp2f(__fmul_rn(__fsub_rn(most_next, most), scale));
-    }
-    // A stream without positions changes nothing.
-    __device__ __forceinline__ float of(float sum, float own) const {
-        return next == 0.f ? sum : __fmaf_rn(sum, before, __fmul_rn(own, next));
-    }
-};
+#include "group_attention.cuh"
 
 // Norms and turns a head into `to`.
 __device__ __forceinline__ void turned(const AttentionArgs& a, const Turn<bf16>& turn, const bf16* head, bf16* to, int lane) {
@@ -105,18 +18,15 @@ __device__ __forceinline__ void turned(const AttentionArgs& a, const Turn<bf16>&
     }
 }
 
-constexpr int PITCH = DIM + 8; // of queries in shared memory: 16 bytes more, so that eight rows lie in different banks
-constexpr float LOG2E = 1.4426950408889634f;
-
 // ---- different sequences -----------------------------------------------------------------------------------------------
 
 // Each warp takes a stream of all eight heads, which are rows 0 to 7 of its tiles. Grid: (kv_heads, rows).
 //
 // What lies in the cache before the row's own position is read while the kernel ahead still runs: see attend_fast.
 __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
-    __shared__ __align__(16) bf16 queries[HEADS][PITCH], own_key[DIM], own_value[DIM];
-    __shared__ float most_of[STREAMS][HEADS], sum_of[STREAMS][HEADS];
-    __shared__ __align__(16) float mixed[STREAMS][HEADS][DIM];
+    __shared__ __align__(16) bf16 queries[GROUP][PITCH], own_key[DIM], own_value[DIM];
+    __shared__ float most_of[STREAMS][GROUP], sum_of[STREAMS][GROUP];
+    __shared__ __align__(16) float mixed[STREAMS][GROUP][DIM];
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int kv_head = blockIdx.x, row = blockIdx.y, position = a.positions[row];
@@ -174,7 +84,7 @@ __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
     let_next_start();
     if (position < 0) return;
 
-    turned(a, turn, head_of<bf16>(a, row, kv_head * HEADS + warp), queries[warp], lane);
+    turned(a, turn, head_of<bf16>(a, row, kv_head * GROUP + warp), queries[warp], lane);
     if (warp == 6) {
         const Turn<bf16> turn_key(a, static_cast<const bf16*>(a.k_norm), row, position, lane);
         turned(a, turn_key, head_of<bf16>(a, row, a.heads + kv_head), own_key, lane);
@@ -192,7 +102,7 @@ __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) query[s] = *reinterpret_cast<const uint4*>(&queries[g][s * 32 + t * 8]);
     const float scale = a.scale * LOG2E;
-    Seen seen;
+    Seen<1> seen;
     seen.clear();
     for (; first <= position; first += STREAMS * PIECE) {
         const int own = position - first; // where the row's own key belongs, if it is of this piece
@@ -212,16 +122,15 @@ __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
             }
         }
         if (next <= position) find(next);
-        float score[KEYS][4] = {};
+        float score[KEYS][2] = {};
 #pragma unroll
         for (int s = 0; s < 8; ++s) {
 #pragma unroll
-            for (int n = 0; n < KEYS; ++n) mma_half(score[n], query[s / 2], nothing, key[n][s / 2], s % 2);
+            for (int n = 0; n < KEYS; ++n) mma_eight_half(score[n], query[s / 2], key[n][s / 2], s % 2);
         }
         if (next <= position) fetch_keys(next);
-        uint32_t weights[PIECE / 16][4];
-        // Rows 8 to 15 are no heads.
-        const int limit[2] = {own, -1};
+        uint32_t weights[PIECE / 16][2];
+        const int limit[1] = {own};
         seen.weigh(score, limit, scale, weights);
 #pragma unroll
         for (int b = 0; b < PIECE / 16; ++b) {
@@ -234,7 +143,7 @@ __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
                 for (int j = 0; j < 8; ++j) {
                     const int order = j % 2 ? 0x7632 : 0x5410;
                     const uint32_t b0 = __byte_perm(words[0][j / 2], words[1][j / 2], order), b1 = __byte_perm(words[2][j / 2], words[3][j / 2], order);
-                    mma(seen.mix[s * 8 + j], weights[b][0], 0u, weights[b][2], 0u, b0, b1);
+                    mma_eight(seen.mix[s * 8 + j], weights[b][0], weights[b][1], b0, b1);
                 }
             }
         }
@@ -256,33 +165,24 @@ __device__ __forceinline__ void attend_alone(const AttentionArgs& a) {
     }
     __syncthreads();
     // A warp adds up the streams of a head.
-    float most = most_of[0][warp], total = sum_of[0][warp], all[4];
+    const StreamShares shares(most_of, sum_of, warp, scale);
+    float all[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) all[i] = mixed[0][warp][lane * 4 + i];
+    for (int s = 0; s < STREAMS; ++s) {
 #pragma unroll
-    for (int s = 1; s < STREAMS; ++s) {
-        const Shares shares(most, most_of[s][warp], scale);
-        most = shares.most;
-        total = shares.of(total, sum_of[s][warp]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) all[i] = shares.of(all[i], mixed[s][warp][lane * 4 + i]);
+        for (int i = 0; i < 4; ++i) all[i] = shares.added(s, all[i], mixed[s][warp][lane * 4 + i]);
     }
-    bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + kv_head * HEADS + warp) * DIM;
-    put_four(a, out, lane, packed(__fdiv_rn(all[0], total), __fdiv_rn(all[1], total)), packed(__fdiv_rn(all[2], total), __fdiv_rn(all[3], total)));
+    const uint2 mix = shares.mixed(all);
+    bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + kv_head * GROUP + warp) * DIM;
+    put_four(a, out, lane, mix.x, mix.y);
 }
 
 // ---- prompts -----------------------------------------------------------------------------------------------------------
 
 constexpr int TILE_ROWS = 16;
 constexpr int HELD = 3;                       // pieces in shared memory
-constexpr int HELD_BYTES = 2 * PIECE * DIM * 2; // keys, then values
+constexpr int HELD_BYTES = 2 * PIECE_BYTES;    // keys, then values
 constexpr int QUERIES_AT = HELD * HELD_BYTES;
-
-__device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at));
-}
 
 // 16 rows and the eight heads of a kv head, a warp each; the sequences among the rows one after the other. Grid:
 // (kv_heads, rows / 16 rounded up). Shared memory: HELD pieces and the queries.
@@ -302,11 +202,11 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
     }
     __syncthreads();
     bf16(*queries)[TILE_ROWS][PITCH] = reinterpret_cast<bf16(*)[TILE_ROWS][PITCH]>(dynamic + QUERIES_AT);
-    for (int i = threadIdx.x; i < TILE_ROWS * HEADS * DIM / 8; i += blockDim.x) {
-        const int of = i / (HEADS * DIM / 8), head = i / (DIM / 8) % HEADS, piece = i % (DIM / 8);
+    for (int i = threadIdx.x; i < TILE_ROWS * GROUP * DIM / 8; i += blockDim.x) {
+        const int of = i / (GROUP * DIM / 8), head = i / (DIM / 8) % GROUP, piece = i % (DIM / 8);
         const bool there = positions[of] >= 0;
         const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(&queries[head][of][piece * 8]));
-        copy_async(to, head_of<bf16>(a, there ? row0 + of : 0, kv_head * HEADS + head) + piece * 8, there);
+        copy_async(to, head_of<bf16>(a, there ? row0 + of : 0, kv_head * GROUP + head) + piece * 8, there);
     }
     commit_copies();
     // A warp turns two rows, in place: each lane writes what it alone has read.
@@ -318,7 +218,7 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
             __syncthreads();
         }
 #pragma unroll
-        for (int h = 0; h < HEADS; ++h) turned(a, turn, queries[h][of], queries[h][of], lane);
+        for (int h = 0; h < GROUP; ++h) turned(a, turn, queries[h][of], queries[h][of], lane);
     }
     __syncthreads();
     uint4 low[4], high[4];
@@ -375,7 +275,7 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
 #pragma unroll
         for (int i = 0; i < HELD - 1; ++i) fetch();
 
-        Seen seen;
+        Seen<2> seen;
         float total[VALUES][4], total_most[2], total_sum[2];
         seen.clear();
         int stage = 0;
@@ -390,8 +290,7 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
                 uint4 key[KEYS];
 #pragma unroll
                 for (int n = 0; n < KEYS; ++n) {
-                    const int chunk = s * 4 + t, at = (n * 8 + g) * 16 + (chunk & 8) + ((chunk & 7) ^ shuffle_of(g));
-                    key[n] = *reinterpret_cast<const uint4*>(dynamic + stage * HELD_BYTES + at * 16);
+                    key[n] = *reinterpret_cast<const uint4*>(dynamic + stage * HELD_BYTES + lies_in_piece(n * 8 + g, s * 4 + t));
                 }
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
@@ -407,8 +306,7 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
 #pragma unroll
                 for (int j = 0; j < VALUES / 2; ++j) {
                     uint32_t v[4];
-                    const int chunk = j * 2 + v_piece, at = (b * 16 + v_row) * 16 + (chunk & 8) + ((chunk & 7) ^ shuffle_of(v_row & 7));
-                    load_transposed(v, value_at + at * 16);
+                    load_transposed(v, value_at + lies_in_piece(b * 16 + v_row, j * 2 + v_piece));
                     mma(seen.mix[j * 2], weights[b][0], weights[b][1], weights[b][2], weights[b][3], v[0], v[1]);
                     mma(seen.mix[j * 2 + 1], weights[b][0], weights[b][1], weights[b][2], weights[b][3], v[2], v[3]);
                 }
@@ -437,7 +335,7 @@ __device__ __forceinline__ void attend_prompt(const AttentionArgs& a) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (upto[half] < 0) continue;
-            bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row0 + g + half * 8) * a.heads + kv_head * HEADS + warp) * DIM;
+            bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row0 + g + half * 8) * a.heads + kv_head * GROUP + warp) * DIM;
 #pragma unroll
             for (int j = 0; j < VALUES; ++j) {
                 const int at = j * 8 + 2 * t;

@@ -1,24 +1,15 @@
-// What the persistent layers (layers_90a.cu) are made of: their arguments, the hand-offs between blocks, their weights, and
-// products from them.
+// What the persistent layers (layers_90a.cu) are made of: their arguments, the hand-offs between blocks, and their weights.
 #pragma once
 
+#include "boxes.cuh"
 #include "fast_attention.cuh"
-#include "mma.cuh"
-#include "persistent.cuh"
 
 // The sizes of the talker of Qwen3-TTS 1.7B: a caller compares them.
 constexpr int HIDDEN = 2048, INNER = 6144, HEADS = 16, KV_HEADS = 8;
 constexpr int MAX_LAYERS = 60;
 constexpr uint32_t EPOCHS = 64;      // of a launch
-constexpr int CHUNK = 64;            // inputs of each part in a stage of 16 outputs
 constexpr int QKV_STAGES = 8, OUTPUT_STAGES = 4, GATE_UP_STAGES = 24, DOWN_STAGES = 12; // of a layer
 constexpr int LAYER_STAGES = QKV_STAGES + OUTPUT_STAGES + GATE_UP_STAGES + DOWN_STAGES;
-
-// How the copy engine finds pieces of a matrix: a CUtensorMap with boxes of CHUNK inputs of each of the eight parts of 8
-// outputs, whose rows of 128 bytes are shuffled.
-struct alignas(64) WeightMap {
-    char opaque[128];
-};
 
 struct LayersArgs {
     const WeightMap* maps;    // [layers][4]: queries, keys and values; output; gate and up; down
@@ -76,16 +67,6 @@ struct Shared {
 
 // ---- weights -----------------------------------------------------------------------------------------------------------
 
-// A stage is two boxes, of 8 outputs each: [part][output][CHUNK]. A lane's pieces are of the first box, then of the second,
-// of one step, then of the next one.
-struct Boxes {
-    static __device__ __forceinline__ uint32_t of(uint32_t from, int h) { return (h < 2 ? from : from ^ 64) + h % 2 * (STAGE / 2); }
-    static __device__ __forceinline__ uint32_t own(int warp, int lane) {
-        const int output = output_of(lane / 4), t = lane % 4;
-        return warp * 1024 + output * 128 + (t ^ output) * 16;
-    }
-};
-
 // A warp copies all weights of all layers, and has the cache of the row that its block attends for brought closer.
 template <int R>
 __device__ __forceinline__ void copy_weights(const LayersArgs& a, const Clock& clock, uint32_t full, uint32_t empty, uint32_t data) {
@@ -124,42 +105,11 @@ __device__ __forceinline__ void copy_weights(const LayersArgs& a, const Clock& c
                 kind = 3, chunk = s - QKV_STAGES - OUTPUT_STAGES - GATE_UP_STAGES, low = 16 * b, high = low + 8;
             }
             const WeightMap* map = a.maps + layer * 4 + kind;
-            const auto copy = [&](uint32_t into, int output) {
-                asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(into),
-                             "l"(map), "r"(chunk * CHUNK), "r"(output), "r"(0), "r"(barrier), "l"(policy)
-                             : "memory");
-            };
             expect_stage(barrier);
-            copy(to, low);
-            copy(to + STAGE / 2, high);
+            copy_outputs(to, map, chunk, low, barrier, policy);
+            copy_outputs(to + STAGE / 2, map, chunk, high, barrier, policy);
         }
         __syncwarp();
         return STAGE;
     });
-}
-
-// ---- products ----------------------------------------------------------------------------------------------------------
-
-// T tiles of 16 outputs over C chunks of this warp's part; the first AHEAD stages are in registers. Rows are in shared memory
-// at `x_at`, XS bytes each. The order of sums is linear_small's.
-template <int T, int C, int R, int XS, int AHEAD>
-__device__ __forceinline__ void product(Ring<Boxes>& ring, uint4 (&f)[AHEAD][4], uint32_t x_at, float (&acc)[T][4], int lane) {
-    constexpr int Q = C * T;
-    const int g = lane / 4, t = lane % 4;
-    const uint32_t own = x_at + g * XS + t * 16;
-    uint4 x[2];
-#pragma unroll
-    for (int q = 0; q < Q; ++q) {
-        if (q % T == 0) {
-#pragma unroll
-            for (int step = 0; step < 2; ++step) {
-                x[step] = make_uint4(0, 0, 0, 0);
-                if (g < R) x[step] = load_shared(own + (q / T * 2 + step) * (STEP * 2));
-            }
-        }
-        const uint4(&w)[4] = f[q % AHEAD];
-        mma_step(acc[q % T], w[0], w[1], x[0]);
-        mma_step(acc[q % T], w[2], w[3], x[1]);
-        if (q + AHEAD < Q) take(ring, f[q % AHEAD], lane);
-    }
 }

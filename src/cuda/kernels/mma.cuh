@@ -30,6 +30,22 @@ __device__ __forceinline__ void mma_half(float (&c)[4], const uint4& low, const 
     }
 }
 
+// `mma` and `mma_half` of which only the first eight rows of weights are there: of the sums, too.
+__device__ __forceinline__ void mma_eight(float (&c)[2], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "{ .reg .f32 none0, none1; mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,none0,none1}, {%2,%6,%3,%6}, {%4,%5}, {%0,%1,%7,%7}; }"
+        : "+f"(c[0]), "+f"(c[1])
+        : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0u), "f"(0.f));
+}
+
+__device__ __forceinline__ void mma_eight_half(float (&c)[2], const uint4& low, const uint4& x, int half) {
+    if (half == 0) {
+        mma_eight(c, low.x, low.y, x.x, x.y);
+    } else {
+        mma_eight(c, low.z, low.w, x.z, x.w);
+    }
+}
+
 // Which output of eight a lane's tile row `g` is, of weights that a tensor map has copied: those of two neighbouring rows
 // differ by four, so that a quarter of a warp reads all banks once.
 __device__ __forceinline__ int output_of(int g) { return g % 2 * 4 + g / 2; }

@@ -86,6 +86,8 @@ __device__ __forceinline__ void await(const Clock& clock, uint32_t barrier, uint
     while (!barrier_passed(barrier, phase) && !clock.over()) {
     }
 }
+// A barrier behind those of the longest ring: for what the copying warp has to hear of the others, of whom eight tell it.
+__device__ __forceinline__ uint32_t signal_of(uint32_t full) { return full + 15 * 8; }
 // Barriers of `stages` stages, `full` behind one another and `empty` 128 bytes further. By one thread, ahead of all others.
 __device__ __forceinline__ void begin_ring(uint32_t full, uint32_t empty, int stages) {
     for (int i = 0; i < stages; ++i) {
@@ -94,14 +96,10 @@ __device__ __forceinline__ void begin_ring(uint32_t full, uint32_t empty, int st
     }
     fence_copies();
 }
-// This lane's four pieces of the next stage. The fence: a copy into the stage is not ordered behind loads that may still be
-// under way when the barrier hears of them.
+// Gives the stage back, and goes on to the next one. The fence: a copy into the stage is not ordered behind loads that may
+// still be under way when the barrier hears of them.
 template <class PLACE>
-__device__ __forceinline__ void take(Ring<PLACE>& ring, uint4 (&f)[4], int lane) {
-    await(ring.clock, ring.full + ring.slot * 8, ring.phase);
-    const uint32_t from = ring.data + ring.slot * STAGE;
-#pragma unroll
-    for (int h = 0; h < 4; ++h) f[h] = load_shared(PLACE::of(from, h));
+__device__ __forceinline__ void pass(Ring<PLACE>& ring, int lane) {
     fence_copies();
     __syncwarp();
     if (lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
@@ -109,6 +107,15 @@ __device__ __forceinline__ void take(Ring<PLACE>& ring, uint4 (&f)[4], int lane)
         ring.slot = 0;
         ring.phase ^= 1;
     }
+}
+// This lane's four pieces of the next stage.
+template <class PLACE>
+__device__ __forceinline__ void take(Ring<PLACE>& ring, uint4 (&f)[4], int lane) {
+    await(ring.clock, ring.full + ring.slot * 8, ring.phase);
+    const uint32_t from = ring.data + ring.slot * STAGE;
+#pragma unroll
+    for (int h = 0; h < 4; ++h) f[h] = load_shared(PLACE::of(from, h));
+    pass(ring, lane);
 }
 template <int AHEAD, class PLACE>
 __device__ __forceinline__ void take_ahead(Ring<PLACE>& ring, uint4 (&f)[AHEAD][4], int lane) {
@@ -211,7 +218,10 @@ __device__ __forceinline__ void stay(const Copying& copying, uint32_t limit, uns
     __shared__ uint64_t barriers[32];
     const Clock clock = {static_cast<uint32_t>(::clock()), limit};
     const uint32_t full = shared_at(barriers), empty = full + 128, data = shared_at(dynamic);
-    if (threadIdx.x == 0) begin_ring(full, empty, copying.ring);
+    if (threadIdx.x == 0) {
+        barrier_init(signal_of(full), 8);
+        begin_ring(full, empty, copying.ring);
+    }
     __syncthreads();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x >= COMPUTING) {

@@ -1,10 +1,11 @@
 //! Steps under way, and how to read their outcome.
 
 use super::arrivals::Arrival;
-use super::persistent::Stalled;
 use super::ring::{Lease, Ring};
 use super::swap::Swapped;
 use super::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
+use crate::persistent::Stalled;
+use crate::spinning::GpuUse;
 use metrics::Histogram;
 use omni_core::ids::FinishReason;
 use omni_model::ModelError;
@@ -32,6 +33,7 @@ pub(super) struct Pending {
     pub(super) lease: Option<Lease>,
     pub(super) parts: Vec<Part>,
     pub(super) timed: Arc<[(usize, Histogram)]>,
+    pub(super) using: GpuUse,
     pub(super) stalled: Option<Arc<Stalled>>,
     pub(super) groups: usize,
     pub(super) times_at: usize,
@@ -71,6 +73,7 @@ impl PendingStep for Pending {
         let Some(lease) = &self.lease else { return Ok(StepOutcome::default()) };
         lease.end.gpu().bind()?;
         lease.end.wait()?;
+        self.using.ended();
         if let Some(stalled) = &self.stalled {
             stalled.check(lease.end.gpu())?;
         }

@@ -15,6 +15,8 @@ use super::swap::Swapped;
 use super::table::{Record, SlotParams};
 use crate::Priority;
 use crate::decoder::PAGE;
+use crate::persistent::LIMIT;
+use crate::spinning::GpuUser;
 use crate::stream::Stream;
 use metrics::Histogram;
 use omni_core::ids::{Slot, StageName};
@@ -57,9 +59,8 @@ pub struct TalkerOptions {
 }
 
 impl TalkerOptions {
-    /// The limit of a persistent kernel's launches, of which each takes some 3 ms: long enough for other
-    /// processes on the GPU to have their turns, and short enough for a listener.
-    pub const PERSISTENT: Duration = Duration::from_millis(500);
+    /// The limit of a persistent kernel's launches.
+    pub const PERSISTENT: Duration = LIMIT;
 
     /// Sequences of the largest graph.
     pub fn batch(&self) -> usize {
@@ -96,6 +97,7 @@ impl StageFactory for CudaTalkerFactory {
 pub struct CudaTalker {
     pub(super) net: Arc<TalkerNet>,
     pub(super) stream: Stream,
+    user: GpuUser,
     pub(super) frames: Frames,
     pub(super) ring: Arc<Ring>,
     /// The place of a frame's times in the output of a step.
@@ -188,7 +190,11 @@ impl CudaTalker {
             );
             return Err(LoadError::Invalid { file: "device.kv_memory".into(), reason });
         }
+        let user = GpuUser::new(&net.gpu);
+        // Persistent kernels run before they are captured.
+        let using = user.begin(&stream)?;
         let frames = Frames::new(&net, options, &stream, pages)?;
+        using.ended();
         let (frame, prompt) = (frames.frame_layout.bytes, frames.prompt_layout.bytes);
         let times_at = options.batch() * out_words(config.num_code_groups);
         let words = times_at + time_words(config.num_code_groups);
@@ -213,6 +219,7 @@ impl CudaTalker {
         Ok(CudaTalker {
             timed: options.buckets.iter().map(|bucket| (*bucket, DeviceMetrics::frame_seconds(*bucket))).collect(),
             stream,
+            user,
             frames,
             ring,
             times_at,
@@ -355,6 +362,7 @@ impl StageModel for CudaTalker {
                 Err(error) => return Err(error),
             }
         }
+        let using = self.user.begin(&self.stream)?;
         let lease = self.queue(&mut step)?;
         // Queued behind the step: its memory can be used again.
         for work in work {
@@ -372,6 +380,7 @@ impl StageModel for CudaTalker {
             lease: Some(lease),
             parts,
             timed: Arc::clone(&self.timed),
+            using,
             stalled: self.frames.persistent.as_ref().map(|persistent| Arc::clone(persistent.stalled())),
             groups: self.groups(),
             times_at: self.times_at,

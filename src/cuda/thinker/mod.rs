@@ -5,7 +5,9 @@ mod handed;
 mod host;
 mod left;
 mod net;
+mod options;
 mod pending;
+mod persistent;
 mod queue;
 mod sequence;
 mod stage;
@@ -13,4 +15,5 @@ mod steps;
 mod table;
 
 pub use net::ThinkerNet;
-pub use stage::{CudaThinker, CudaThinkerFactory, KeptMemory, ThinkerOptions};
+pub use options::{KeptMemory, ThinkerOptions};
+pub use stage::{CudaThinker, CudaThinkerFactory};

@@ -1,6 +1,8 @@
 //! A step of the thinker under way: waits for it and reads what it sampled.
 
 use super::handed::Handed;
+use crate::persistent::Stalled;
+use crate::spinning::GpuUse;
 use crate::talker::ring::{Lease, Ring};
 use crate::talker::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
 use omni_config::Precision;
@@ -57,6 +59,9 @@ pub(super) struct Pending {
     pub handed: Handed,
     /// Width and element type of embeddings.
     pub shape: (usize, Precision),
+    /// `None` for a thinker that makes no other stage wait.
+    pub using: Option<GpuUse>,
+    pub stalled: Option<Arc<Stalled>>,
     /// Embeddings of media that its copies read.
     pub _media: Vec<(usize, MediaRow)>,
     /// To the stage, if it keeps prompts.
@@ -68,6 +73,12 @@ impl PendingStep for Pending {
         let Some(lease) = &self.lease else { return Ok(StepOutcome::default()) };
         lease.end.gpu().bind()?;
         lease.end.wait()?;
+        if let Some(using) = &self.using {
+            using.ended();
+        }
+        if let Some(stalled) = &self.stalled {
+            stalled.check(lease.end.gpu())?;
+        }
         let device_time = lease.end.since(&lease.begin).ok();
         let handed = std::mem::replace(&mut self.handed, Handed::Nothing).arrived(self.shape);
         let mut sequences = Vec::with_capacity(self.parts.len());

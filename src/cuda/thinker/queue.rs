@@ -74,23 +74,15 @@ impl CudaThinker {
             *at += table.len().next_multiple_of(16);
             graph.launch(stream)
         };
-        let send = |rows: &[TokenRow],
-                    head: TokenHead,
-                    graph: Option<(usize, &Graph)>,
-                    at: &mut usize|
-         -> Result<(), CudaError> {
-            let Some((bucket, graph)) = graph else { return Ok(()) };
+        let send = |rows: &[TokenRow], bucket: usize, head: TokenHead, at: &mut usize| -> Result<(), CudaError> {
             let table = Steps::table(rows, bucket, head);
             lease.input.set(*at, &table);
             steps.inbox.upload_bytes_async(stream, 0, &lease.input, *at, table.len())?;
             *at += table.len().next_multiple_of(16);
-            graph.launch(stream)
+            Ok(())
         };
         for rows in marked {
-            let table = Steps::table(rows, rows.len(), head);
-            lease.input.set(at, &table);
-            steps.inbox.upload_bytes_async(stream, 0, &lease.input, at, table.len())?;
-            at += table.len().next_multiple_of(16);
+            send(rows, rows.len(), head, &mut at)?;
             steps.mark(&self.net, stream, rows.len())?;
         }
         let (mut first, mut media, mut samples, mut done) = (0, plan.media.as_slice(), plan.samples.as_slice(), 0);
@@ -110,14 +102,21 @@ impl CudaThinker {
                 sampled.extend((rows.len()..).zip(tokens.iter().copied()));
                 rows.extend(std::mem::take(&mut tokens));
             }
-            send(&rows, head, graph, &mut at)?;
+            if let Some((bucket, graph)) = graph {
+                send(&rows, bucket, head, &mut at)?;
+                graph.launch(stream)?;
+            }
             tail(&sampled, done, &mut at)?;
             done += sampled.len();
             first = end;
         }
-        if !tokens.is_empty() {
-            let head = TokenHead { out: lease.out.device_at(2 * done), handed };
-            send(tokens, head, steps.token_graph(tokens.len()), &mut at)?;
+        if let Some((bucket, graph)) = steps.token_graph(tokens.len()).filter(|_| !tokens.is_empty()) {
+            send(tokens, bucket, TokenHead { out: lease.out.device_at(2 * done), handed }, &mut at)?;
+            // What it hands on, a talker takes meanwhile, whose kernels are small and many.
+            let alone = bucket == 1 && plan.handed.is_empty();
+            if !(alone && steps.launch_alone(stream)?) {
+                graph.launch(stream)?;
+            }
         }
         let mut handed = Handed::Nothing;
         if let Some(memory) = memory {

@@ -8,14 +8,17 @@
 //! page that one step fills is read by later ones alone, and a page that was given back is written behind all that read
 //! it. Pages are kept behind the launch that completes them: no step takes over what the same step computes.
 
-use super::host::{HostMemory, HostPages};
+use super::host::HostPages;
 use super::net::ThinkerNet;
+use super::options::{KeptMemory, ThinkerOptions};
 use super::pending::{News, Part, Pending, Place, Serial};
+use super::persistent::Persistent;
 use super::sequence::{Answer, Plan, Sequence, Upload};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
 use crate::decoder::PAGE;
+use crate::spinning::GpuUser;
 use crate::talker::ring::Ring;
 use crate::talker::table::{LAST, NONE, Record};
 use crate::{Priority, Stream};
@@ -46,40 +49,6 @@ const HANDED_ROWS: usize = 256;
 /// Copies to the host, one per step, that are under way or not yet used.
 const HOST_COPIES: usize = 16;
 const MIB: usize = 1 << 20;
-
-/// How large a thinker is.
-#[derive(Clone, Copy, Debug)]
-pub struct ThinkerOptions {
-    /// Sequences that hold state at once.
-    pub slots: usize,
-    /// Sequences that a step samples for; there is a graph for every power of two up to it.
-    pub batch: usize,
-    /// Prompt positions of a pass.
-    pub prefill_chunk: usize,
-    /// Steps launched ahead.
-    pub run_ahead: usize,
-    /// Bytes for keys and values; `None`: what the slots usually need.
-    pub kv_memory: Option<u64>,
-    /// Whether embeddings for the talker are copied to the host in the step that made them.
-    pub embeddings_in_step: bool,
-}
-
-/// Memory for prompts that no sequence uses.
-#[derive(Clone, Default)]
-pub struct KeptMemory {
-    /// Bytes in the cache; 0: nothing is kept.
-    device: usize,
-    /// Bytes of the host's memory for what the cache has no room for.
-    host: usize,
-    memory: Arc<HostMemory>,
-}
-
-impl KeptMemory {
-    /// So many bytes of the device and of the host.
-    pub fn new(device: usize, host: usize) -> KeptMemory {
-        KeptMemory { device, host, memory: Arc::default() }
-    }
-}
 
 /// Makes [`CudaThinker`]s that share weights.
 pub struct CudaThinkerFactory {
@@ -131,6 +100,8 @@ pub struct CudaThinker {
     pub(super) uploads: Vec<Upload>,
     pub(super) arena: EmbeddingArena,
     pub(super) embeddings_in_step: bool,
+    /// `None` where its launches may take the whole GPU: then they wait for other stages, and not others for them.
+    user: Option<GpuUser>,
 }
 
 impl CudaThinker {
@@ -187,6 +158,7 @@ impl CudaThinker {
             "thinker is ready on the GPU"
         );
         Ok(CudaThinker {
+            user: steps.persistent.is_none().then(|| GpuUser::new(&net.gpu)),
             stream,
             prompts: PagedPrompts::new(pages as u32, steps.cache.max_pages(), page, kept.device)
                 .with_host(slots as u32),
@@ -211,6 +183,12 @@ impl CudaThinker {
     /// Pages that are kept and that no sequence uses.
     pub fn idle_pages(&self) -> usize {
         self.prompts.idle()
+    }
+
+    /// How often the layers were one launch that stays on the GPU, and were not because another stage used it; `None` where
+    /// there is no such launch.
+    pub fn persisted(&self) -> Option<[u64; 2]> {
+        self.steps.persistent.as_ref().map(Persistent::launches)
     }
 
     /// One sequence's part of a step; what the device needs goes into `plan`.
@@ -449,6 +427,7 @@ impl StageModel for CudaThinker {
                 Err(error) => return Err(error),
             }
         }
+        let using = self.user.as_ref().map(|user| user.begin(&self.stream)).transpose()?;
         let (lease, handed) = self.queue(&plan)?;
         for slot in &plan.prefills {
             if let Some(Sequence { spec, answer: Answer::Sampled { held, .. }, .. }) = self.sequences.get_mut(slot) {
@@ -457,8 +436,9 @@ impl StageModel for CudaThinker {
         }
         let (ring, shape) = (Arc::clone(&self.ring), (self.net.config.hidden_size, self.net.precision));
         let news = self.news.as_ref().map(|(news, _)| news.clone());
-        let (behind, _media) = (plan.samples.len(), plan.media);
-        let pending = Pending { ring, lease: Some(lease), parts, behind, handed, shape, _media, news };
+        let stalled = self.steps.persistent.as_ref().map(|persistent| Arc::clone(persistent.stalled()));
+        let (behind, _media, lease) = (plan.samples.len(), plan.media, Some(lease));
+        let pending = Pending { ring, lease, parts, behind, handed, shape, using, stalled, _media, news };
         Ok(Launched::Pending(Box::new(pending)))
     }
 

@@ -1,7 +1,8 @@
 //! The state of sequences on the device between steps, and the graphs that advance them.
 
 use super::net::ThinkerNet;
-use super::stage::ThinkerOptions;
+use super::options::ThinkerOptions;
+use super::persistent::{Persistent, Row};
 use super::table::{TokenHead, TokenParams, TokenRow};
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
@@ -56,6 +57,9 @@ pub(super) struct Steps {
     tails: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
     media_prompts: Vec<(usize, Graph)>,
+    /// The next token of one row, with the layers as one launch.
+    alone: Option<Graph>,
+    pub persistent: Option<Persistent>,
 }
 
 /// What the rows of a pass are.
@@ -178,6 +182,11 @@ impl Steps {
             tails: Vec::new(),
             prompts: Vec::new(),
             media_prompts: Vec::new(),
+            alone: None,
+            persistent: match options.persistent {
+                Some(limit) => Persistent::new(net, limit, stream)?,
+                None => None,
+            },
         };
         steps.inbox.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(rows))?;
         steps.sampled.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(batch))?;
@@ -200,6 +209,11 @@ impl Steps {
                 let graph = stream.capture(|| steps.queue_layers(net, stream, bucket, Pass::Media))?;
                 steps.media_prompts.push((bucket, graph));
             }
+        }
+        if let Some(persistent) = &steps.persistent {
+            // Where other stages have steps it is only loaded: its neighbours ran in the other graphs.
+            persistent.launch(stream, || steps.queue_alone(net, stream, persistent))?;
+            steps.alone = Some(stream.capture(|| steps.queue_alone(net, stream, persistent))?);
         }
         stream.synchronize()?;
         Ok(steps)
@@ -228,6 +242,15 @@ impl Steps {
     /// The same for positions of prompts, of which some are `media`.
     pub fn prompt_graph(&self, rows: usize, media: bool) -> Option<(usize, &Graph)> {
         fitting(if media { &self.media_prompts } else { &self.prompts }, rows)
+    }
+
+    /// Launches the next token of one row with the layers as one launch, and says whether it did: not where there is no
+    /// such launch, or another stage uses the GPU.
+    pub fn launch_alone(&self, stream: &Stream) -> Result<bool, CudaError> {
+        match (&self.persistent, &self.alone) {
+            (Some(persistent), Some(graph)) => persistent.launch(stream, || graph.launch(stream)),
+            _ => Ok(false),
+        }
     }
 
     /// The table of a pass over `rows`, filled up to `bucket`; where its tokens go, and what it hands on.
@@ -325,6 +348,20 @@ impl Steps {
     fn queue_tokens(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
         self.queue_layers(net, stream, rows, Pass::Tokens)?;
         self.queue_samples(net, stream, rows, self.x.address(), &self.inbox)
+    }
+
+    /// Queues the next token of one row, with the layers as one launch.
+    fn queue_alone(&self, net: &ThinkerNet, stream: &Stream, persistent: &Persistent) -> Result<(), CudaError> {
+        self.queue_begin(net, stream, 1)?;
+        let row = Row {
+            x: self.x.address(),
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            axes: self.axes.address(),
+            cache: &self.cache,
+        };
+        persistent.queue(stream, &row)?;
+        self.queue_samples(net, stream, 1, row.x, &self.inbox)
     }
 
     /// Queues the tokens of the rows of the last pass that [`Steps::sampled`] names.

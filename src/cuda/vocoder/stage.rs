@@ -5,6 +5,7 @@ use super::lease::{Lease, Pool, Span};
 use super::net::CudaVocoder;
 use super::plan::{Launch, batches, plan};
 use super::workspace::{HEAD, ROW_WORDS, Workspace};
+use crate::spinning::{GpuUse, GpuUser};
 use crate::{CudaError, Graph, Priority, Stream};
 use omni_core::ids::{FinishReason, Slot};
 use omni_model::error::not_open;
@@ -46,6 +47,7 @@ impl StageFactory for CudaVocoderFactory {
 struct CudaVocoderStage {
     net: Arc<CudaVocoder>,
     stream: Stream,
+    user: GpuUser,
     workspace: Workspace,
     /// By sequences and frames.
     graphs: BTreeMap<(usize, usize), Graph>,
@@ -127,6 +129,7 @@ impl CudaVocoderStage {
         Ok(CudaVocoderStage {
             pool: Pool::new(net, LEASES)?,
             net: Arc::clone(net),
+            user: GpuUser::new(&net.gpu),
             stream,
             workspace,
             graphs,
@@ -318,9 +321,10 @@ impl StageModel for CudaVocoderStage {
             return Ok(Launched::Done(results.into()));
         }
         let span = self.pool.span()?;
+        let using = self.user.begin(&self.stream)?;
         span.begin.record(&self.stream)?;
-        let mut step =
-            Step { results, heard: Vec::new(), leases: Vec::new(), span: Some(span), pool: self.pool.clone() };
+        let (heard, leases, span, pool) = (Vec::new(), Vec::new(), Some(span), Arc::clone(&self.pool));
+        let mut step = Step { results, heard, leases, span, using, pool };
         let queued = self.queue(&todo, &mut step);
         if let Some(span) = &step.span {
             // Also after an error: queued work must end before its memory is lent again.
@@ -360,6 +364,7 @@ struct Step {
     leases: Vec<Lease>,
     /// Kept until the step is over.
     span: Option<Span>,
+    using: GpuUse,
     pool: Arc<Pool>,
 }
 
@@ -377,6 +382,7 @@ impl PendingStep for Step {
             // The completion thread runs this, not the one that launched.
             span.end.gpu().bind()?;
             span.end.wait()?;
+            self.using.ended();
             device_time = Some(span.end.since(&span.begin)?);
         }
         for heard in std::mem::take(&mut self.heard) {
@@ -406,6 +412,7 @@ impl Drop for Step {
         let _excused =
             no_block::allow("a step that is dropped was not waited for: its launch, or the stage, has failed");
         if let Some(span) = self.span.take().filter(|span| span.end.wait().is_ok()) {
+            self.using.ended();
             self.pool.give_back(self.leases.drain(..), span);
         }
     }

@@ -43,6 +43,7 @@ impl StageSource for OnGpu {
             run_ahead: 1,
             kv_memory: None,
             embeddings_in_step: true,
+            persistent: Some(ThinkerOptions::PERSISTENT),
         };
         CudaThinkerFactory::new(Arc::new(net), options).build()
     }

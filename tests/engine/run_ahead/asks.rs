@@ -141,6 +141,7 @@ mod cuda {
             prefill_chunk: CHUNK as usize,
             run_ahead: RUN_AHEAD as usize,
             kv_memory: None,
+            persistent: Some(ThinkerOptions::PERSISTENT),
         };
         Box::new(CudaThinkerFactory::new(Arc::new(net), options))
     }

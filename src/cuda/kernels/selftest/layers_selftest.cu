@@ -11,7 +11,6 @@
 #include "products.cuh"
 #include <atomic>
 #include <cstring>
-#include <cudaTypedefs.h>
 #include <thread>
 
 // The first slots have long sequences, the others shorter ones.
@@ -19,44 +18,27 @@ constexpr int LAYERS_ALL = 28, SLOTS = 32, LONG = 8, PAGES_EACH = 160, PAGES_SHO
 constexpr int POOL = LONG * PAGES_EACH + (SLOTS - LONG) * PAGES_SHORT;
 constexpr size_t CACHE_LAYER = (size_t)POOL * KV_HEADS * PAGE * DIM;
 
-static WeightMap map_of(const bf16* w, int outputs, int inputs) {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-    if (encode == nullptr) {
-        cudaDriverEntryPointQueryResult found;
-        CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000, cudaEnableDefault, &found));
-    }
-    WeightMap map;
-    const cuuint64_t sizes[3] = {cuuint64_t(inputs / PARTS), cuuint64_t(outputs), PARTS};
-    const cuuint64_t strides[2] = {cuuint64_t(inputs) * 2, cuuint64_t(inputs / PARTS) * 2};
-    const cuuint32_t box[3] = {CHUNK, 8, PARTS}, steps[3] = {1, 1, 1};
-    const CUresult answer = encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(w), sizes, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (answer != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(answer)), exit(1);
-    return map;
-}
-
 struct Model {
     bf16 *qkv[LAYERS_ALL], *output[LAYERS_ALL], *gate_up[LAYERS_ALL], *down[LAYERS_ALL], *gains, *qk_norm, *keys, *values;
     float *frequencies, *x;
     uint32_t *pages, *slots;
     uint32_t* stalled; // mapped
-    WeightMap* maps;
+    TensorMap* maps;
     TensorMap* many_maps;
 };
 static Model model() {
     Model m;
-    std::vector<WeightMap> maps;
+    std::vector<TensorMap> maps;
     std::vector<TensorMap> many_maps;
     for (int l = 0; l < LAYERS_ALL; ++l) {
         m.qkv[l] = random_of((size_t)4096 * HIDDEN, sqrtf(3.f / HIDDEN));
         m.output[l] = random_of((size_t)HIDDEN * 2048, sqrtf(3.f / 2048));
         m.gate_up[l] = random_of((size_t)2 * INNER * HIDDEN, sqrtf(3.f / HIDDEN));
         m.down[l] = random_of((size_t)HIDDEN * INNER, sqrtf(3.f / INNER));
-        maps.push_back(map_of(m.qkv[l], 4096, HIDDEN));
-        maps.push_back(map_of(m.output[l], HIDDEN, 2048));
-        maps.push_back(map_of(m.gate_up[l], 2 * INNER, HIDDEN));
-        maps.push_back(map_of(m.down[l], HIDDEN, INNER));
+        maps.push_back(part_boxes(m.qkv[l], 4096, HIDDEN));
+        maps.push_back(part_boxes(m.output[l], HIDDEN, 2048));
+        maps.push_back(part_boxes(m.gate_up[l], 2 * INNER, HIDDEN));
+        maps.push_back(part_boxes(m.down[l], HIDDEN, INNER));
         many_maps.push_back(boxes(m.qkv[l], 4096, HIDDEN, 32, PART_OF));
         many_maps.push_back(boxes(m.output[l], HIDDEN, 2048, 32, PART_OF));
         many_maps.push_back(boxes(m.gate_up[l], 2 * INNER, HIDDEN, 32, PART_OF));
@@ -136,7 +118,7 @@ struct Persistent {
 static Persistent persistent_of(const Model& m, const State& s, int rows, const int* positions) {
     Persistent p = {};
     LayersArgs& a = p.args;
-    a.maps = m.maps, a.gains = m.gains, a.qk_norm = m.qk_norm, a.frequencies = m.frequencies;
+    a.maps = reinterpret_cast<const WeightMap*>(m.maps), a.gains = m.gains, a.qk_norm = m.qk_norm, a.frequencies = m.frequencies;
     a.keys = s.keys, a.values = s.values, a.pages = m.pages, a.slots = m.slots, a.positions = positions, a.x = s.x;
     a.stalled = m.stalled;
     a.layer_size = CACHE_LAYER, a.max_pages = PAGES_EACH, a.count = rows, a.layers = LAYERS_ALL;

@@ -1,12 +1,12 @@
 //! All layers of a talker as one launch: see `kernels/layers_90a.cu` for up to 8 sequences, and `kernels/layers_many_90a.cu`
 //! for up to 32. They read the weights where the graph's kernels do.
 
-use super::{Copying, Launches, Limits, STAGE, Sizes, fitting, stacked};
 use crate::CudaError;
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
 use crate::kernel::kernel_args;
 use crate::linear::Linear;
+use crate::persistent::{BLOCKS, Copying, Launches, Limits, STAGE, Sizes, fitting, stacked};
 use crate::stream::Stream;
 use crate::talker::net::{TalkerNet, Text};
 use crate::tensor_map::TensorMap;
@@ -192,21 +192,20 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
 const fn sizes(rows: usize, name: &'static str) -> Sizes {
     let raw = if rows < 4 { rows } else { 4 };
     let shared = 7232 + 8 * (576 * rows + 1040 * raw);
-    Sizes { rows, name, shared, hops: 16 * (1 + rows * 4608), ring: fitting(shared) }
+    Sizes { rows, name, blocks: BLOCKS, shared, hops: 16 * (1 + rows * 4608), ring: fitting(shared) }
 }
 
 /// `sizeof(LayersShared<rows>)` and `LayersRings<rows>::ROWS`, `LayersHanded<rows>::SIZE` and `LayersRings<rows>::WEIGHTS` of
 /// the kernels for many.
 const fn many(rows: usize, name: &'static str) -> Sizes {
     let shared = (64 << 10) + 8848 + 2048 * (rows / 16);
-    Sizes { rows, name, shared, hops: 4096 + rows * 94_208, ring: (9, STAGE) }
+    Sizes { rows, name, blocks: BLOCKS, shared, hops: 4096 + rows * 94_208, ring: (9, STAGE) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::SHARED;
-    use super::super::tests::{agree, fit};
     use super::*;
+    use crate::persistent::tests::{BESIDE, WHOLE, agree, fit, made_in};
 
     /// The kernels and this file must agree on each of them.
     #[test]
@@ -225,9 +224,9 @@ mod tests {
 
     #[test]
     fn blocks_of_few_fit_beside_the_vocoders() {
-        fit(&KERNELS, SHARED, include_str!("../../kernels/layers_90a.cu"), &[8, 7, 5, 4]);
-        let source = include_str!("../../kernels/layers_many_90a.cu");
-        // What a block may have at most.
-        fit(&MANY, 227 << 10, source, &[9, 9]);
+        fit(&KERNELS, BESIDE, &[8, 7, 5, 4]);
+        made_in(&KERNELS, include_str!("../../kernels/layers_90a.cu"));
+        fit(&MANY, WHOLE, &[9, 9]);
+        made_in(&MANY, include_str!("../../kernels/layers_many_90a.cu"));
     }
 }

@@ -1,10 +1,10 @@
 //! The passes of the code predictor behind the first one as one launch: see `kernels/predictor_90a.cu` for up to 16 sequences,
 //! and `kernels/predictor_many_90a.cu` for more.
 
-use super::{BLOCKS, Copying, Launches, Limits, STAGE, Sizes, fitting, stacked};
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, DenseLayer};
 use crate::kernel::{Shape, kernel_args};
+use crate::persistent::{BLOCKS, Copying, Launches, Limits, STAGE, Sizes, fitting, stacked};
 use crate::stream::Stream;
 use crate::talker::net::TalkerNet;
 use crate::weights::{Weight, element_size};
@@ -290,20 +290,20 @@ pub(super) fn served(net: &TalkerNet) -> Option<Vec<DenseLayer<'_>>> {
 const fn sizes(rows: usize, name: &'static str) -> Sizes {
     let shared = if rows > 8 { 81168 } else { 1792 + 8640 * rows };
     let hops = 16 * (1 + rows * (768 + 5 * 512 + 1024 + MAX_LAYERS * 2048));
-    Sizes { rows, name, shared, hops, ring: fitting(shared) }
+    Sizes { rows, name, blocks: BLOCKS, shared, hops, ring: fitting(shared) }
 }
 
 /// `sizeof(RowShared)` and `Rings<rows>::ROWS`, `Handed<rows>::SIZE` and `Rings<rows>::WEIGHTS` of the kernels for many.
 const fn many(rows: usize, name: &'static str) -> Sizes {
     let (of_rows, pieces) = if rows < 64 { (32 << 10, 13) } else { (64 << 10, 16) };
-    Sizes { rows, name, shared: of_rows + 10_752, hops: 4096 + rows * 61_440, ring: (pieces, PIECE) }
+    let (shared, hops) = (of_rows + 10_752, 4096 + rows * 61_440);
+    Sizes { rows, name, blocks: BLOCKS, shared, hops, ring: (pieces, PIECE) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::SHARED;
-    use super::super::tests::{agree, fit};
     use super::*;
+    use crate::persistent::tests::{BESIDE, WHOLE, agree, fit, made_in};
 
     /// The kernels and this file must agree on each of them.
     #[test]
@@ -328,10 +328,10 @@ mod tests {
 
     #[test]
     fn blocks_of_few_fit_beside_the_vocoders() {
-        fit(&KERNELS, SHARED, include_str!("../../kernels/predictor_90a.cu"), &[8, 8, 7, 4, 4]);
-        let source = include_str!("../../kernels/predictor_many_90a.cu");
-        fit(&MANY[..1], SHARED, source, &[13]);
-        // What a block may have at most.
-        fit(&MANY[1..], 227 << 10, source, &[16, 16]);
+        fit(&KERNELS, BESIDE, &[8, 8, 7, 4, 4]);
+        made_in(&KERNELS, include_str!("../../kernels/predictor_90a.cu"));
+        fit(&MANY[..1], BESIDE, &[13]);
+        fit(&MANY[1..], WHOLE, &[16, 16]);
+        made_in(&MANY, include_str!("../../kernels/predictor_many_90a.cu"));
     }
 }
