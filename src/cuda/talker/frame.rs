@@ -1,6 +1,7 @@
 //! The state of sequences on the device between frames, and the graphs that advance them.
 
 use super::constants::Constants;
+use super::graphs::{Graphs, LayersAs};
 use super::net::{TalkerNet, Text};
 use super::persistent::{Batch, Persistent, Step};
 use super::stage::TalkerOptions;
@@ -10,7 +11,7 @@ use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
 use crate::linear::{Input, Mode};
 use crate::sizes::{LEAST_PROMPT, prompt_sizes};
-use crate::stream::{Graph, Stream, fitting};
+use crate::stream::{Graph, Stream};
 use crate::take::{Origins, TakeRows};
 use crate::weights::element_size;
 use crate::{CudaError, Gpu};
@@ -49,25 +50,11 @@ pub(super) struct Frames {
     axes: Buffer<f32>,
     inner_cache: Cache,
     kernels: Kernels,
-    /// By rows, ascending: whole frames, frames whose layers a pass over prompts did, and such passes.
-    frames: Vec<(usize, Graph)>,
-    /// Whole frames again, for sequences that are too long for [`Persistent`]'s layers.
-    long_frames: Vec<(usize, Graph)>,
-    tails: Vec<(usize, Graph)>,
-    prompts: Vec<(usize, Graph)>,
+    pub graphs: Graphs,
     /// What the graphs of frames read.
     constants: Vec<Constants>,
     /// Layers, and the predictor's passes, in one launch each.
     pub persistent: Option<Persistent>,
-}
-
-/// How a frame's layers are queued.
-#[derive(Clone, Copy, Debug)]
-enum LayersAs {
-    /// As one launch where there is one for so many rows.
-    Usual,
-    /// Kernel by kernel.
-    Graph,
 }
 
 struct Kernels {
@@ -211,10 +198,7 @@ impl Frames {
             kernels: Kernels::new(gpu, net.precision, hidden)?,
             frame_layout,
             prompt_layout,
-            frames: Vec::new(),
-            long_frames: Vec::new(),
-            tails: Vec::new(),
-            prompts: Vec::new(),
+            graphs: Graphs::default(),
             constants: Vec::new(),
             persistent: match options.persistent {
                 Some(limit) => Persistent::new(net, batch, limit, stream)?,
@@ -226,24 +210,21 @@ impl Frames {
             let constants = Constants::new(gpu, *bucket, groups)?;
             // Run once before capture, on rows of padding, so that all kernels are loaded.
             frames.pad(batch, chunk)?;
-            for layers in frames.ways(*bucket) {
+            for layers in LayersAs::ways(frames.persistent.as_ref(), *bucket) {
                 frames.frame(net, stream, (*bucket, *layers), &constants)?;
                 let graph = stream.capture(|| frames.frame(net, stream, (*bucket, *layers), &constants))?;
                 tracing::debug!(rows = bucket, ?layers, nodes = graph.nodes(), "captured a frame");
-                match layers {
-                    LayersAs::Usual => frames.frames.push((*bucket, graph)),
-                    LayersAs::Graph => frames.long_frames.push((*bucket, graph)),
-                }
+                frames.graphs.add_frame(*bucket, *layers, graph);
             }
             frames.tail(net, stream, *bucket, &constants)?;
             let tail = stream.capture(|| frames.tail(net, stream, *bucket, &constants))?;
-            frames.tails.push((*bucket, tail));
+            frames.graphs.add_tail(*bucket, tail);
             frames.constants.push(constants);
         }
         for bucket in prompt_sizes(chunk) {
             frames.prompt(net, stream, bucket)?;
             let graph = stream.capture(|| frames.prompt(net, stream, bucket))?;
-            frames.prompts.push((bucket, graph));
+            frames.graphs.add_prompt(bucket, graph);
         }
         stream.synchronize()?;
         Ok(frames)
@@ -258,40 +239,9 @@ impl Frames {
         self.prompt_inbox.write(self.prompt_layout.rows, &rows)
     }
 
-    /// How the layers of `rows` rows are captured: twice where they are one launch that long sequences slow too much.
-    fn ways(&self, rows: usize) -> &'static [LayersAs] {
-        let bounded = self.persistent.as_ref().is_some_and(|persistent| persistent.reach(rows).is_some());
-        if bounded { &[LayersAs::Usual, LayersAs::Graph] } else { &[LayersAs::Usual] }
-    }
-
     /// The graph of the smallest bucket that holds `rows`, the last of which is at position `last`, and its size.
     pub fn frame_graph(&self, rows: usize, last: usize) -> Option<(usize, &Graph)> {
-        let usual = fitting(&self.frames, rows)?;
-        let reach = self.persistent.as_ref().and_then(|persistent| persistent.reach(usual.0));
-        match reach {
-            Some(reach) if last > reach => fitting(&self.long_frames, rows),
-            _ => Some(usual),
-        }
-    }
-
-    /// The graph of the smallest bucket that holds `rows`, for frames whose layers a pass over prompts did, and its size.
-    pub fn tail_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        fitting(&self.tails, rows)
-    }
-
-    /// The graph of the smallest bucket that holds `rows` positions of prompts, and its size.
-    pub fn prompt_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        fitting(&self.prompts, rows)
-    }
-
-    /// Rows that fit into one step.
-    pub fn frame_embeddings(&self) -> usize {
-        self.frames.last().map_or(0, |(bucket, _)| *bucket)
-    }
-
-    /// Positions of prompts that fit into one pass.
-    pub fn prompt_embeddings(&self) -> usize {
-        self.prompts.last().map_or(0, |(bucket, _)| *bucket)
+        self.graphs.frame(self.persistent.as_ref(), rows, last)
     }
 
     /// Queues one frame of `rows` rows: layers, code 0, all passes of the predictor, the next input.

@@ -3,6 +3,7 @@
 mod arrivals;
 mod constants;
 mod frame;
+mod graphs;
 mod net;
 mod pending;
 mod persistent;

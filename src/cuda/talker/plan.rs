@@ -136,8 +136,8 @@ impl CudaTalker {
 
     fn plan_frame(&mut self, slot: Slot, text: u32, busy: &HashSet<Slot>, step: &mut Step) -> Result<Part, ModelError> {
         let Some(sequence) = self.sequences.get(&slot) else { return refused(format!("{slot} is not open")) };
-        if step.frames.len() == self.frames.frame_embeddings() {
-            return refused(format!("a step has room for {} sequences", self.frames.frame_embeddings()));
+        if step.frames.len() == self.frames.graphs.most_rows() {
+            return refused(format!("a step has room for {} sequences", self.frames.graphs.most_rows()));
         }
         let groups = self.groups();
         let at =

@@ -20,7 +20,7 @@ impl CudaTalker {
     pub(super) fn queue(&mut self, step: &mut Step) -> Result<Lease, CudaError> {
         let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
         let joined = self.join(step);
-        let passes: Vec<&[PromptEmbedding]> = step.prompts.chunks(self.frames.prompt_embeddings().max(1)).collect();
+        let passes: Vec<&[PromptEmbedding]> = step.prompts.chunks(self.frames.graphs.most_positions().max(1)).collect();
         let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
         let bytes = |arrival: &Arrival| arrival.bytes_in_step().next_multiple_of(16) + arrival.bytes_of_places();
         let arrivals = self.arrivals.iter().map(bytes).sum::<usize>().next_multiple_of(16);
@@ -58,7 +58,7 @@ impl CudaTalker {
             self.frames.begin(&self.net, stream, step.frames.len())?;
         }
         for sequences in passes {
-            let Some((bucket, graph)) = self.frames.prompt_graph(sequences.len()) else { continue };
+            let Some((bucket, graph)) = self.frames.graphs.prompt(sequences.len()) else { continue };
             // The codes of this pass only, counted from its own beginning.
             let first =
                 sequences.iter().find(|sequence| sequence.kind == REFERENCE_FRAME).map_or(0, |sequence| sequence.codes);
@@ -83,7 +83,7 @@ impl CudaTalker {
             graph.launch(stream)?;
         }
         let frames = step.frames.len();
-        let graph = if joined { self.frames.tail_graph(frames) } else { self.frames.frame_graph(frames, last(step)) };
+        let graph = if joined { self.frames.graphs.tail(frames) } else { self.frames.frame_graph(frames, last(step)) };
         if let Some((_, graph)) = graph.filter(|_| frames > 0) {
             graph.launch(stream)?;
         }
@@ -97,14 +97,14 @@ impl CudaTalker {
         if step.prompts.is_empty() || step.frames.is_empty() {
             return false;
         }
-        let most = self.frames.prompt_embeddings().max(1);
+        let most = self.frames.graphs.most_positions().max(1);
         let first = (step.prompts.len() - 1) / most * most;
         let pass = &step.prompts[first..];
         // A prompt that ends in this pass has its frame's row there.
         let row = |frame: &StepSequence| pass.iter().position(|row| row.last != 0 && row.slot == frame.slot);
         let rows: Vec<Option<usize>> = step.frames.iter().map(row).collect();
         let more = rows.iter().filter(|row| row.is_none()).count();
-        let bucket = |rows: usize| self.frames.prompt_graph(rows).map(|(bucket, _)| bucket);
+        let bucket = |rows: usize| self.frames.graphs.prompt(rows).map(|(bucket, _)| bucket);
         let fits = bucket(pass.len() + more).is_some_and(|with| Some(with) == bucket(pass.len()) || with <= SAME);
         if more > JOINING || !fits {
             return false;
