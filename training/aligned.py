@@ -258,7 +258,8 @@ def main():
         said = voice.speak([t for _, t in job], who, rng)
         spoken = [(i, t, c) for (i, t), c in zip(job, said) if c is not None]
         meta, arrays, first = [], [], 0
-        sounds = voice.samples([c for *_, c in spoken]) if a.warp else [None] * len(spoken)
+        # A voice that has hardly learnt anything may end none of a part's texts.
+        sounds = voice.samples([c for *_, c in spoken]) if a.warp and spoken else [None] * len(spoken)
         for (i, t, codes), sound in zip(spoken, sounds):
             said, n, cost = reader.phonemes(t), len(codes), 0.0
             if said is None:
