@@ -131,7 +131,7 @@ __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t at) {
                  : "r"(at));
 }
 
-// A piece of keys, or of values, in shared memory, and the bytes up to 16 of its neighbours: of position `of` the `chunk`-th, in
-// an order in which neither rows nor columns meet in a bank.
+// Where the `chunk`-th 16 bytes of position `of` lie in a piece of keys, or of values, in shared memory: in an order in which
+// neither rows nor columns meet in a bank.
 constexpr int PIECE_BYTES = PIECE * DIM * 2;
 __device__ __forceinline__ int lies_in_piece(int of, int chunk) { return (of * 16 + (chunk & 8) + ((chunk & 7) ^ shuffle_of(of & 7))) * 16; }

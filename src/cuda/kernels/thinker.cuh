@@ -63,16 +63,16 @@ struct Hops {
 
 // Shared memory behind the ring, of blocks that multiply.
 struct Shared {
-    static constexpr int PART = HIDDEN / PARTS, ROW = 1616; // bytes of what a warp has of a row, in front of a few banks
+    static constexpr int PART = HIDDEN / PARTS, ROW = 1616; // bytes of what a warp has of a row, and those to another bank
     alignas(16) unsigned char rows[PARTS][ROW];
     float sums[PARTS][GATE_UP_TILES * TILE + 1];
     float squares[2][PARTS][8];
     float logits[PARTS];
     alignas(16) float shares[2][EXPERTS / 2 + 4]; // in halves that do not meet in a bank
-    int picked[PARTS];    // experts by each warp
-    int chosen[CHOICES];  // experts in the order of their numbers
-    int rank[CHOICES];    // of these, the best first
-    float best[CHOICES];  // shares by rank
+    int picked[PARTS];   // how many experts each warp has picked
+    int chosen[CHOICES]; // the picked experts in the order of their numbers
+    int rank[CHOICES];   // theirs: the best has 0
+    float best[CHOICES]; // shares by rank
 };
 // The same of a block that attends, in place of the ring.
 struct Attending {
