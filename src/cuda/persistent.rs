@@ -6,6 +6,7 @@ use crate::kernel::{Kernel, Shape};
 use crate::stream::Stream;
 use crate::weights::Weight;
 use crate::{CudaError, Gpu};
+use omni_core::ids::StageName;
 use std::time::Duration;
 
 /// The constants of `kernels/persistent.cuh`.
@@ -161,6 +162,20 @@ impl Copying {
         let of_stage = cycles * (STAGE / bytes) as f64;
         let stages = if of_stage < 900.0 { 3 } else { 2 };
         Ok(Copying { ring: ring as i32, flight: stages * (STAGE / bytes) as i32, pace })
+    }
+}
+
+/// What a stage has made of these kernels; `None` where the device had no room for it, so that the stage runs as a graph.
+///
+/// # Errors
+/// Any other error.
+pub(crate) fn unless_full<T>(stage: StageName, made: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
+    match made {
+        Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
+            tracing::warn!(%error, "the {stage} runs as a graph");
+            Ok(None)
+        }
+        made => made.map(Some),
     }
 }
 

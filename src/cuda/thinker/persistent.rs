@@ -7,13 +7,14 @@ use super::net::ThinkerNet;
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, SparseLayer};
 use crate::kernel::kernel_args;
-use crate::persistent::{BLOCKS, Copying, Launch, Limits, Sizes, Stalled, fitting, stacked};
+use crate::persistent::{BLOCKS, Copying, Launch, Limits, Sizes, Stalled, fitting, stacked, unless_full};
 use crate::spinning::WholeGpu;
 use crate::stream::{Event, Stream};
 use crate::tensor_map::TensorMap;
 use crate::weights::element_size;
 use crate::{CudaError, Gpu};
 use omni_config::Precision;
+use omni_core::ids::StageName;
 use omni_model::hf::{DecoderConfig, MoeConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,17 +161,11 @@ impl Persistent {
             stream.synchronize()?;
             Ok(made)
         };
-        match make() {
-            Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
-                tracing::warn!(%error, "the thinker runs as a graph");
-                Ok(None)
-            }
-            Ok(made) => {
-                tracing::info!(limit_ms = limit.as_millis() as u64, "the thinker's layers stay on the GPU");
-                Ok(Some(made))
-            }
-            Err(error) => Err(error),
+        let made = unless_full(StageName::Thinker, make())?;
+        if made.is_some() {
+            tracing::info!(limit_ms = limit.as_millis() as u64, "the thinker's layers stay on the GPU");
         }
+        Ok(made)
     }
 
     /// Queues all layers over the residual of a row. Only to be captured, or within [`Persistent::launch`].

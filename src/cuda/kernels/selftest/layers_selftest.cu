@@ -9,6 +9,7 @@
 #include "layers_many_90a.cu"
 #include "maps.cuh"
 #include "products.cuh"
+#include "stack.cuh"
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -69,17 +70,7 @@ static Model model() {
     return m;
 }
 
-// What a way of computing writes.
-struct State {
-    bf16 *keys, *values;
-    float* x;
-};
-static State state_of() { return {device<bf16>(LAYERS_ALL * CACHE_LAYER), device<bf16>(LAYERS_ALL * CACHE_LAYER), device<float>(SLOTS * HIDDEN)}; }
-static void begin(const Model& m, const State& s) {
-    CK(cudaMemcpyAsync(s.keys, m.keys, LAYERS_ALL * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice, st));
-    CK(cudaMemcpyAsync(s.values, m.values, LAYERS_ALL * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice, st));
-    CK(cudaMemcpyAsync(s.x, m.x, SLOTS * HIDDEN * 4, cudaMemcpyDeviceToDevice, st));
-}
+static State new_state() { return state_of(LAYERS_ALL * CACHE_LAYER, SLOTS * HIDDEN); }
 
 static void queue_graph(const Model& m, const State& s, int rows, const int* positions, int layers) {
     static bf16 *qkv = device<bf16>(SLOTS * 4096), *mixed = device<bf16>(SLOTS * 2048), *inner = device<bf16>(SLOTS * INNER), *ready = device<bf16>(SLOTS * HIDDEN);
@@ -88,20 +79,7 @@ static void queue_graph(const Model& m, const State& s, int rows, const int* pos
     };
     for (int l = 0; l < layers; ++l) {
         product(STORE, m.qkv[l], s.x, m.gains + 2 * l * HIDDEN, qkv, 4096, HIDDEN);
-        AttentionArgs a = {};
-        a.qkv = qkv;
-        a.q_norm = m.qk_norm + l * 2 * DIM;
-        a.k_norm = m.qk_norm + (l * 2 + 1) * DIM;
-        a.inv_freq = m.frequencies;
-        a.keys = s.keys + l * CACHE_LAYER;
-        a.values = s.values + l * CACHE_LAYER;
-        a.out = mixed;
-        a.pages = m.pages;
-        a.slots = m.slots;
-        a.positions = positions;
-        a.rows = rows, a.heads = HEADS, a.kv_heads = KV_HEADS, a.head_dim = DIM, a.max_pages = PAGES_EACH;
-        a.eps = 1e-6f;
-        a.scale = 0.08838834764831845f;
+        const AttentionArgs a = attention_of(m, s, l, l * CACHE_LAYER, qkv, mixed, positions, rows, PAGES_EACH);
         launch_overlapping(attend_fast2_write, dim3(KV_HEADS, rows), 256, 0, a);
         product(ADD, m.output[l], mixed, nullptr, s.x, HIDDEN, 2048);
         product(SILU_MUL, m.gate_up[l], s.x, m.gains + (2 * l + 1) * HIDDEN, inner, 2 * INNER, HIDDEN);
@@ -166,7 +144,7 @@ int main(int argc, char** argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     CK(cudaStreamCreate(&st));
     const Model m = model();
-    const State graph = state_of(), ours = state_of();
+    const State graph = new_state(), ours = new_state();
     CK(cudaDeviceSynchronize());
     const bool only_times = argc > 1 && strcmp(argv[1], "times") == 0, stress = argc > 1 && strcmp(argv[1], "stress") == 0;
     int bad = 0;

@@ -8,6 +8,7 @@
 #include "moe.cu"
 #include "maps.cuh"
 #include "products.cuh"
+#include "stack.cuh"
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -66,17 +67,7 @@ static Model model() {
     return m;
 }
 
-// What a way of computing writes.
-struct State {
-    bf16 *keys, *values;
-    float* x;
-};
-static State state_of() { return {device<bf16>(LAYERS_ALL * CACHE_LAYER), device<bf16>(LAYERS_ALL * CACHE_LAYER), device<float>(HIDDEN)}; }
-static void begin(const Model& m, const State& s) {
-    CK(cudaMemcpyAsync(s.keys, m.keys, LAYERS_ALL * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice, st));
-    CK(cudaMemcpyAsync(s.values, m.values, LAYERS_ALL * CACHE_LAYER * 2, cudaMemcpyDeviceToDevice, st));
-    CK(cudaMemcpyAsync(s.x, m.x, HIDDEN * 4, cudaMemcpyDeviceToDevice, st));
-}
+static State new_state() { return state_of(LAYERS_ALL * CACHE_LAYER, HIDDEN); }
 
 static void queue_graph(const Model& m, const State& s, const int* position, const float* axes, int layers) {
     static bf16 *qkv = device<bf16>(QKV_OUTPUTS), *mixed = device<bf16>(HEADS * DIM), *normed = device<bf16>(HIDDEN), *between = device<bf16>(CHOICES * INNER);
@@ -85,22 +76,9 @@ static void queue_graph(const Model& m, const State& s, const int* position, con
     for (int l = 0; l < layers; ++l) {
         const bf16* gains = m.gains + 2 * l * HIDDEN;
         queue_product(STORE, m.qkv[l], s.x, gains, qkv, 1, QKV_OUTPUTS, HIDDEN);
-        AttentionArgs a = {};
-        a.qkv = qkv;
-        a.q_norm = m.qk_norm + l * 2 * DIM;
-        a.k_norm = m.qk_norm + (l * 2 + 1) * DIM;
-        a.inv_freq = m.frequencies;
-        a.keys = s.keys + l * CACHE_LAYER;
-        a.values = s.values + l * CACHE_LAYER;
-        a.out = mixed;
-        a.pages = m.pages;
-        a.slots = m.slots;
-        a.positions = position;
+        AttentionArgs a = attention_of(m, s, l, l * CACHE_LAYER, qkv, mixed, position, 1, PAGES_EACH);
         a.axes = axes;
         a.axis_of = axes ? m.axis_of : nullptr;
-        a.rows = 1, a.heads = HEADS, a.kv_heads = KV_HEADS, a.head_dim = DIM, a.max_pages = PAGES_EACH;
-        a.eps = 1e-6f;
-        a.scale = 0.08838834764831845f;
         launch_overlapping(attend_group8_write, dim3(KV_HEADS, 1), 256, 0, a);
         queue_product(ADD, m.output[l], mixed, nullptr, s.x, 1, HIDDEN, HEADS * DIM);
         queue_product(STORE_F32, m.router[l], s.x, gains + HIDDEN, logits, 1, EXPERTS, HIDDEN);
@@ -149,7 +127,7 @@ int main(int argc, char** argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     CK(cudaStreamCreate(&st));
     const Model m = model();
-    const State graph = state_of(), ours = state_of();
+    const State graph = new_state(), ours = new_state();
     CK(cudaDeviceSynchronize());
     const bool only_times = argc > 1 && strcmp(argv[1], "times") == 0;
     int bad = 0;

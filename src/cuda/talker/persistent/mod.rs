@@ -7,12 +7,13 @@ mod predictor;
 
 use super::net::TalkerNet;
 use crate::CudaError;
-use crate::persistent::{BLOCKS, Stalled};
+use crate::persistent::{BLOCKS, Stalled, unless_full};
 use crate::spinning::Spinning;
 use crate::stream::Stream;
 pub(super) use layers::Batch;
 use layers::Layers;
 use omni_config::Precision;
+use omni_core::ids::StageName;
 use predictor::Predictor;
 pub(super) use predictor::Step;
 use std::sync::Arc;
@@ -65,18 +66,12 @@ impl Persistent {
             stream.synchronize()?;
             Ok(made)
         };
-        match make() {
-            Err(error @ (CudaError::OutOfMemory { .. } | CudaError::OverBudget(_))) => {
-                tracing::warn!(%error, "the talker runs as a graph");
-                Ok(None)
-            }
-            Ok(made) => {
-                let [layers, predictor] = made.has();
-                tracing::info!(layers, predictor, limit_ms = limit.as_millis() as u64, "kernels stay on the GPU");
-                Ok(Some(made))
-            }
-            Err(error) => Err(error),
+        let made = unless_full(StageName::Talker, make())?;
+        if let Some(made) = &made {
+            let [layers, predictor] = made.has();
+            tracing::info!(layers, predictor, limit_ms = limit.as_millis() as u64, "kernels stay on the GPU");
         }
+        Ok(made)
     }
 
     /// Queues all layers over a batch, and says whether it did: not where there are none for so many sequences.
