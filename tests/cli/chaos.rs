@@ -64,6 +64,20 @@ fn conversations_are_the_same_when_every_stage_dies_meanwhile() {
 }
 
 #[test]
+fn requests_of_one_kind_reach_the_stages_of_that_kind_alone() {
+    let plan = ["thinker", "talker"].map(|stage| rule(stage, "runner", "panic", "nth = 2")).concat();
+    let (done, report, _) = chaos(&plan, &["--ask", "text"]);
+    done.succeeds();
+    assert_eq!((&report["faults"]["injected"], &report["faults"]["hit"]), (&2.into(), &1.into()), "{report}");
+    assert_eq!(report["streams"]["identical"], 12);
+    let (done, ..) = chaos(&plan, &["--ask", "speech,talk", "--guilty", "2"]);
+    done.exits(2).tells("--ask talk: not with --guilty");
+    let (done, ..) =
+        chaos(&plan, &["--ask", "text", "--set", "model.checkpoint=tests/fixtures/qwen3_tts/custom_voice"]);
+    done.exits(2).tells("--ask text: the model has no stage for it");
+}
+
+#[test]
 fn frames_that_are_lost_or_damaged_on_an_edge_change_no_stream() {
     let plan: String = ["drop", "corrupt", "duplicate", "reorder"]
         .iter()
@@ -95,8 +109,8 @@ fn the_one_fault_of_many_that_is_to_blame_is_found_and_can_be_run_again() {
     let culprit = rule("vocoder", "sampler", "error", "nth = 20\ntimes = \"all\"");
     let plan: String = harmless.clone().chain([culprit]).chain(harmless).collect();
     let limits = ["--set", "supervision.max_restarts=2", "--set", "supervision.meltdown_window=30s"];
-    let (done, _, omni) = chaos(&plan, &[&limits[..], &["--shrink"]].concat());
-    done.exits(1).shows("1 faults are in").shows("--plan");
+    let (done, _, omni) = chaos(&plan, &[&limits[..], &["--shrink", "--ask", "speech"]].concat());
+    done.exits(1).shows("1 faults are in").shows("--plan").shows("--ask speech");
     let smallest = std::fs::read_to_string(omni.path("chaos-smallest.toml")).unwrap();
     assert_eq!(smallest.matches("[[faults]]").count(), 1, "{smallest}");
     assert!(smallest.contains("point = \"sampler\"") && smallest.contains("vocoder"), "{smallest}");

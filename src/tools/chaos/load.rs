@@ -2,6 +2,7 @@
 
 use super::media::{picture, sound};
 use super::talk::Conversation;
+use clap::ValueEnum;
 use omni_core::ids::{Frames, StageName};
 use omni_engine::{
     ChatMessage, Content, Detail, GenerateRequest, MediaSource, Output, Part, RequestOptions, SamplingOverrides,
@@ -9,6 +10,7 @@ use omni_engine::{
 };
 use omni_model::hf::{Family, Variant};
 use serde::Serialize;
+use std::fmt;
 
 /// Chat answers end here: a drill is not a conversation.
 const CHAT_TOKENS: u32 = 48;
@@ -16,7 +18,7 @@ const CHAT_TOKENS: u32 = 48;
 const CHAT_FRAMES: u32 = 100;
 
 /// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A text to speak.
@@ -29,6 +31,18 @@ pub enum Kind {
     Media,
     /// A conversation over `WS /v1/realtime`.
     Talk,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Speech => "speech",
+            Kind::Chat => "chat",
+            Kind::Text => "text",
+            Kind::Media => "media",
+            Kind::Talk => "talk",
+        })
+    }
 }
 
 /// One request of the set.
@@ -76,19 +90,45 @@ pub struct Able<'a> {
     pub talks: bool,
 }
 
-impl Load {
-    /// One request per text, for the stages that there are. Where the model has a thinker, a third of them are chat
-    /// turns and one in twelve a conversation; where it has an encoder, a fourth of the chat turns have media.
-    pub fn new(texts: Vec<String>, able: Able<'_>, seed: u64, voice: Option<String>, frames: Option<u32>) -> Load {
-        let Able { family, stages, hears, talks } = able;
-        let (chats, sees) = (stages.contains(&StageName::Thinker), stages.contains(&StageName::Encoder));
-        let kind = |i: usize| match i % 6 {
-            1 | 4 if chats && i % 12 == 10 => Kind::Text,
-            1 if sees && i % 12 == 1 => Kind::Media,
-            1 | 4 if chats => Kind::Chat,
-            3 if chats && talks && i % 12 == 3 => Kind::Talk,
-            _ => Kind::Speech,
+impl Able<'_> {
+    /// Whether it can be asked for this.
+    pub fn can(&self, kind: Kind) -> bool {
+        let reaches = |stage| self.stages.contains(&stage);
+        match kind {
+            Kind::Speech => reaches(StageName::Talker),
+            Kind::Chat | Kind::Text => reaches(StageName::Thinker),
+            Kind::Media => reaches(StageName::Encoder),
+            Kind::Talk => self.talks && reaches(StageName::Thinker),
+        }
+    }
+
+    /// What its `i`-th request asks for where nobody says: with a thinker a third are chat turns and one in twelve a
+    /// conversation; with an encoder a fourth of the chat turns have media.
+    fn usual(&self, i: usize) -> Kind {
+        let wished = match i % 12 {
+            10 => &[Kind::Text][..],
+            1 => &[Kind::Media, Kind::Chat],
+            4 | 7 => &[Kind::Chat],
+            3 => &[Kind::Talk],
+            _ => &[],
         };
+        wished.iter().copied().find(|&kind| self.can(kind)).unwrap_or(Kind::Speech)
+    }
+}
+
+impl Load {
+    /// One request per text, for the stages that there are: of the kinds in `asked` in turn, each of which the model can
+    /// be asked for; of all that it can where there are none.
+    pub fn new(
+        texts: Vec<String>,
+        able: Able<'_>,
+        asked: &[Kind],
+        seed: u64,
+        voice: Option<String>,
+        frames: Option<u32>,
+    ) -> Load {
+        let Able { family, stages, hears, .. } = able;
+        let kind = |i: usize| if asked.is_empty() { able.usual(i) } else { asked[i % asked.len()] };
         let case = |(i, text)| Case { kind: kind(i), text, seed: seed.wrapping_add(i as u64) };
         let designed = matches!(family, Family::Tts(tts) if tts.variant == Variant::VoiceDesign);
         let instructions = designed.then(|| "a calm, warm voice".to_owned());
@@ -211,12 +251,12 @@ mod tests {
     use omni_model::Checkpoint;
     use std::path::Path;
 
-    fn load(fixture: &str, talks: bool) -> Load {
+    fn load(fixture: &str, talks: bool, asked: &[Kind]) -> Load {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
         let texts = (0..24).map(|i| format!("text {i}")).collect();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let able = Able { family: checkpoint.family(), stages: checkpoint.stages(), hears: true, talks };
-        Load::new(texts, able, 100, None, Some(8))
+        Load::new(texts, able, asked, 100, None, Some(8))
     }
 
     fn count(load: &Load, kind: Kind) -> usize {
@@ -226,8 +266,8 @@ mod tests {
     #[test]
     fn a_third_are_chat_turns_where_there_is_a_thinker() {
         let all = [Kind::Speech, Kind::Chat, Kind::Text, Kind::Media, Kind::Talk];
-        assert_eq!(all.map(|kind| count(&load("qwen3_omni", false), kind)), [16, 4, 2, 2, 0]);
-        let load = load("qwen3_omni", true);
+        assert_eq!(all.map(|kind| count(&load("qwen3_omni", false, &[]), kind)), [16, 4, 2, 2, 0]);
+        let load = load("qwen3_omni", true, &[]);
         assert_eq!(all.map(|kind| count(&load, kind)), [14, 4, 2, 2, 2]);
         assert_eq!(load.stages_of(Kind::Talk), StageName::ALL);
         assert_eq!(load.stages_of(Kind::Media), StageName::ALL);
@@ -237,14 +277,21 @@ mod tests {
 
     #[test]
     fn a_model_that_only_speaks_is_only_asked_to() {
-        let load = load("qwen3_tts/custom_voice", true);
+        let load = load("qwen3_tts/custom_voice", true, &[]);
         assert_eq!(count(&load, Kind::Speech), 24);
         assert_eq!(load.stages_of(Kind::Speech), [StageName::Talker, StageName::Vocoder]);
     }
 
     #[test]
+    fn kinds_that_are_asked_for_take_turns_and_no_other_comes() {
+        let load = load("qwen3_omni", true, &[Kind::Text, Kind::Speech, Kind::Text]);
+        assert_eq!((count(&load, Kind::Text), count(&load, Kind::Speech)), (16, 8));
+        assert!(!load.talks());
+    }
+
+    #[test]
     fn a_request_of_the_set_is_always_the_same() {
-        let load = load("qwen3_omni", true);
+        let load = load("qwen3_omni", true, &[]);
         assert_eq!(load.case(3), load.case(27));
         let Asked::Speech(request) = load.asked(2) else { panic!("{:?}", load.cases[2]) };
         assert_eq!((request.params.seed, request.params.ignore_eos), (Some(102), true));

@@ -42,7 +42,7 @@ use clap::Args;
 use drill::{Drill, Run, Until};
 use futures::future::LocalBoxFuture;
 use inject::Injector;
-use load::{Able, Load};
+use load::{Able, Kind, Load};
 use omni_config::{self as config, Config, DrillConfig, FaultFile, Override, Placement, format_duration};
 use omni_core::shrink::Shrinker;
 use omni_core::suspects::TRIES;
@@ -143,6 +143,9 @@ pub struct ChaosArgs {
     /// One text per line; a list of short sentences by default
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
+    /// Ask for these alone, in turn; for all that the model can by default
+    #[arg(long, value_name = "KINDS", value_enum, value_delimiter = ',', conflicts_with = "cluster")]
+    ask: Vec<Kind>,
     /// Make every answer exactly so many frames of 80 ms long, whatever the model would say
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     frames: Option<u32>,
@@ -192,7 +195,11 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     // An answer that is to be ended would end the conversation that it is in.
     let talks = args.guilty.is_none();
     let able = Able { family: checkpoint.family(), stages, hears: info.hears, talks };
-    let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
+    if let Some(kind) = args.ask.iter().find(|&&kind| !able.can(kind)) {
+        let why = if *kind == Kind::Talk && !talks { "not with --guilty" } else { "the model has no stage for it" };
+        return Err(Usage(format!("--ask {kind}: {why}")).into());
+    }
+    let load = Load::new(texts(args.texts.as_deref())?, able, &args.ask, args.seed, args.voice.clone(), args.frames);
     let about = About {
         target: format!("{} in this process", config.model.name),
         seed: args.seed,

@@ -26,6 +26,8 @@ impl ChaosArgs {
         option("hang-after", Some(format_duration(self.hang_after)));
         option("texts", self.texts.as_ref().map(|path| path.display().to_string()));
         option("frames", self.frames.map(|frames| frames.to_string()));
+        let kinds: Vec<String> = self.ask.iter().map(ToString::to_string).collect();
+        option("ask", (!kinds.is_empty()).then(|| kinds.join(",")));
         option("voice", self.voice.clone());
         self.set.iter().for_each(|set| option("set", Some(set.to_string())));
         words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")

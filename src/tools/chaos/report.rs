@@ -339,7 +339,7 @@ mod tests {
         let texts = (0..12).map(|i| format!("text {i}")).collect();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let able = Able { family: checkpoint.family(), stages: checkpoint.stages(), hears: true, talks: true };
-        Load::new(texts, able, 1, None, None)
+        Load::new(texts, able, &[], 1, None, None)
     }
 
     fn stream(case: usize, verdict: Verdict, pauses: &[(u64, u64)]) -> Stream {

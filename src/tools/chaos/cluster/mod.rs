@@ -55,7 +55,7 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     let rate = model_info(&checkpoint, &config)?.sample_rate;
     // What is asked for is speech alone.
     let able = Able { family: checkpoint.family(), stages: &StageName::ALL[2..], hears: false, talks: false };
-    let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
+    let load = Load::new(texts(args.texts.as_deref())?, able, &[], args.seed, args.voice.clone(), args.frames);
     let load = Arc::new(load);
     let network = match args.namespaces {
         true => Network::Namespaces(Box::new(Namespaces::new().context("--namespaces")?)),
