@@ -11,7 +11,8 @@ use omni_actors::model::Checkpoint;
 use omni_actors::model::embeddings::Embeddings;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
+    SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode,
+    ThinkerSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -108,41 +109,57 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
     handed
 }
 
-/// What a talker says to the embeddings.
-fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>> {
+/// A sequence of a talker for embeddings that were handed over, behind the frames that it has generated.
+fn spec(slot: Slot, generated: &[u32]) -> TalkerSpec {
     let checkpoint = checkpoint();
     let omni = checkpoint.omni().unwrap();
-    let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
-    let mut prompt = 0;
-    for (slot, handed) in slots.iter().zip(handed) {
-        let speaker = *omni.talker.speakers.values().next().unwrap();
-        let row = TalkerSpec {
-            generated_len: 0,
-            prompt: TalkerPrompt::omni(USER, speaker, &omni.talker.tokens).into(),
-            sampling: checkpoint.generation().talker,
-            predictor: checkpoint.generation().predictor,
-            max_tokens: FRAMES + 1,
-            min_tokens: 0,
-            ignore_eos: true,
-            seed: 7 + u64::from(slot.0),
-            forced: None,
-            owner: None,
-        };
-        prompt = row.prefill_positions();
-        model.open(*slot, SequenceSpec::Talker(row)).unwrap();
-        for embeddings in handed {
-            model.push_input(*slot, Some(StageData::Embeddings(embeddings)), false).unwrap();
-        }
-        model.push_input(*slot, None, true).unwrap();
+    let (speaker, groups) = (*omni.talker.speakers.values().next().unwrap(), omni.talker.num_code_groups);
+    let prompt = TalkerPrompt::omni(USER, speaker, &omni.talker.tokens);
+    TalkerSpec {
+        generated_len: (generated.len() / groups) as u32,
+        prompt: prompt.resume(generated, groups, USER + ANSWER, true).unwrap().into(),
+        sampling: checkpoint.generation().talker,
+        predictor: checkpoint.generation().predictor,
+        max_tokens: FRAMES + 1,
+        min_tokens: 0,
+        ignore_eos: true,
+        seed: 7 + u64::from(slot.0),
+        forced: None,
+        owner: None,
     }
+}
+
+/// Opens a sequence for the embeddings; its prompt positions.
+fn open(model: &mut dyn StageModel, slot: Slot, spec: TalkerSpec, handed: Vec<Embeddings>) -> u32 {
+    let prompt = spec.prefill_positions();
+    model.open(slot, SequenceSpec::Talker(spec)).unwrap();
+    for embeddings in handed {
+        model.push_input(slot, Some(StageData::Embeddings(embeddings)), false).unwrap();
+    }
+    model.push_input(slot, None, true).unwrap();
+    prompt
+}
+
+/// Runs one step; what each sequence says in it.
+fn step(model: &mut dyn StageModel, work: &[(Slot, u32)]) -> Vec<Vec<u32>> {
+    let work: Vec<SequenceWork> =
+        work.iter().map(|(slot, advance)| SequenceWork { slot: *slot, advance: *advance }).collect();
+    let codes = |output: SequenceOutput| match output.emit {
+        Some(StageData::Codes(codes)) => codes,
+        _ => Vec::new(),
+    };
+    model.step(&work).unwrap().into_iter().map(|output| codes(output.unwrap())).collect()
+}
+
+/// What a talker says to the embeddings.
+fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>> {
+    let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
+    let prompts = slots.iter().zip(handed).map(|(slot, handed)| open(model, *slot, spec(*slot, &[]), handed));
+    let prompts: Vec<u32> = prompts.collect();
     let mut said = vec![Vec::new(); ROWS as usize];
-    for advance in std::iter::once(prompt).chain(std::iter::repeat_n(1, FRAMES as usize)) {
-        let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
-        for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
-            if let Some(StageData::Codes(codes)) = output.unwrap().emit {
-                said[row].extend(codes);
-            }
-        }
+    for advance in std::iter::once(prompts[0]).chain(std::iter::repeat_n(1, FRAMES as usize)) {
+        let work: Vec<_> = slots.iter().map(|slot| (*slot, advance)).collect();
+        said.iter_mut().zip(step(model, &work)).for_each(|(said, codes)| said.extend(codes));
     }
     slots.into_iter().for_each(|slot| model.close(slot));
     assert!(said.iter().all(|codes| codes.len() >= FRAMES as usize), "{said:?}");
@@ -192,6 +209,47 @@ fn embeddings_are_the_same_wherever_they_are_taken_over() {
     let fetched = on_the_host(there.clone());
     let bf16 = |embeddings| say(&mut *self::talker(Some(&gpu), Precision::Bf16, true), embeddings);
     assert_eq!(bf16(there), bf16(fetched));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_sequence_that_leaves_before_its_text_is_used_touches_that_of_no_other() {
+    let gpu = gpu();
+    let there = hand(&mut *thinker(Some(&gpu), Precision::F32, false));
+    let mut model = talker(Some(&gpu), Precision::F32, true);
+    let want = say(&mut *model, there.clone());
+    for round in 0..20 {
+        // What comes next gets its room for text.
+        for (slot, handed) in (0..ROWS).map(Slot).zip(there.iter().rev()) {
+            open(&mut *model, slot, spec(slot, &[]), handed.clone());
+            model.close(slot);
+        }
+        assert_eq!(say(&mut *model, there.clone()), want, "round {round}");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_sequence_that_resumes_keeps_the_text_that_it_has_not_used() {
+    let gpu = gpu();
+    let there = hand(&mut *thinker(Some(&gpu), Precision::F32, false));
+    let mut model = talker(Some(&gpu), Precision::F32, true);
+    let want = say(&mut *model, there.clone());
+    let groups = checkpoint().omni().unwrap().talker.num_code_groups;
+    let [resumed, other] = [Slot(0), Slot(1)];
+    for frames in 1..FRAMES as usize {
+        let mut said = want[0][..frames * groups].to_vec();
+        let prompt = open(&mut *model, resumed, spec(resumed, &said), there[0].clone());
+        said.extend(step(&mut *model, &[(resumed, prompt)]).concat());
+        // Gets what is free of the room for text.
+        let prompt = open(&mut *model, other, spec(other, &[]), there[1].clone());
+        said.extend(step(&mut *model, &[(resumed, 1), (other, prompt)]).swap_remove(0));
+        while said.len() < want[0].len() {
+            said.extend(step(&mut *model, &[(resumed, 1), (other, 1)]).swap_remove(0));
+        }
+        assert_eq!(said, want[0], "resumed behind {frames} frames");
+        [resumed, other].into_iter().for_each(|slot| model.close(slot));
+    }
 }
 
 #[test]

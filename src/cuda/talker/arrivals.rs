@@ -24,6 +24,7 @@ const PREFETCHED: usize = 32;
 
 /// Embeddings that the next launch projects.
 pub(super) struct Arrival {
+    slot: Slot,
     source: Source,
     /// The row of the table of text that each goes to.
     places: Vec<u32>,
@@ -78,6 +79,11 @@ struct PlaceArgs {
 }
 
 impl Arrival {
+    /// Whose text it is.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
     /// Counts the copy. The step that used it is over.
     pub fn count(&self, metrics: &CopyMetrics) {
         match &self.source {
@@ -145,7 +151,7 @@ impl Intake {
                 }
             }
         };
-        Ok(Arrival { source, places, hidden })
+        Ok(Arrival { slot, source, places, hidden })
     }
 }
 
@@ -257,6 +263,7 @@ mod tests {
     fn embeddings_are_projected_with_those_of_their_kind() {
         let media = [3..5, 9..12];
         let arrival = |first: u32, count: u32| Arrival {
+            slot: Slot(0),
             source: Source::Host(Vec::new()),
             places: (0..count).collect(),
             hidden: hidden(&media, first, count),

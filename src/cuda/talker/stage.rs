@@ -159,6 +159,18 @@ pub(super) struct Sequence {
     pub(super) order: u64,
 }
 
+impl Sequence {
+    /// Inputs that no later launch reads: those of the prompt, once all of it is launched, and one for each frame behind
+    /// the first. A prompt that resumes a sequence has the inputs of the frames that were generated before.
+    fn used(&self) -> usize {
+        if self.prefilled < self.spec.prefill_positions() {
+            return self.unused;
+        }
+        let frames = self.count - self.spec.generated_len;
+        ((self.spec.prompt.inputs() + frames.saturating_sub(1)) as usize).min(self.inputs.len())
+    }
+}
+
 impl CudaTalker {
     /// Room for sequences, and graphs.
     ///
@@ -367,12 +379,9 @@ impl StageModel for CudaTalker {
         // Queued behind the step: its memory can be used again.
         for work in work {
             if let (Some(sequence), true) = (self.sequences.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
-                let used = (sequence.spec.prompt.inputs() + sequence.count.saturating_sub(1))
-                    .min(sequence.inputs.len() as u32) as usize;
-                if sequence.prefilled == sequence.spec.prefill_positions() && used > sequence.unused {
-                    self.text_free.extend_from_slice(&sequence.inputs[sequence.unused..used]);
-                    sequence.unused = used;
-                }
+                let used = sequence.used();
+                self.text_free.extend_from_slice(&sequence.inputs[sequence.unused..used]);
+                sequence.unused = used;
             }
         }
         Ok(Launched::Pending(Box::new(Pending {
@@ -394,6 +403,8 @@ impl StageModel for CudaTalker {
         if let Some(sequence) = self.sequences.remove(&slot) {
             sequence.pages.into_iter().for_each(|page| self.pages.give_back(page));
             if self.net.text_vocabulary().is_none() {
+                // What no launch has projected yet may not come into rows that another sequence gets.
+                self.arrivals.retain(|arrival| arrival.slot() != slot);
                 self.text_free.extend_from_slice(&sequence.inputs[sequence.unused..]);
             }
         }
