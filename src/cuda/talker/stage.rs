@@ -160,14 +160,12 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Inputs that no later launch reads: those of the prompt, once all of it is launched, and one for each frame behind
-    /// the first. A prompt that resumes a sequence has the inputs of the frames that were generated before.
+    /// Inputs that no later launch reads.
     fn used(&self) -> usize {
         if self.prefilled < self.spec.prefill_positions() {
             return self.unused;
         }
-        let frames = self.count - self.spec.generated_len;
-        ((self.spec.prompt.inputs() + frames.saturating_sub(1)) as usize).min(self.inputs.len())
+        (self.spec.prompt.used(self.count - self.spec.generated_len) as usize).min(self.inputs.len())
     }
 }
 

@@ -223,6 +223,12 @@ impl TalkerPrompt {
         ended.then_some(if embedding == inputs { TextSide::Eos } else { TextSide::Pad })
     }
 
+    /// The input embeddings that are read no more when the first `frames` frames behind the prompt, the first of which
+    /// comes with its last position, are computed: so many of the first ones. There may be fewer.
+    pub fn used(&self, frames: u32) -> u32 {
+        self.inputs + frames.saturating_sub(1)
+    }
+
     fn check_media(&self, config: &TalkerConfig) -> Result<(), String> {
         let mut end = 0;
         for range in self.media.iter() {
@@ -369,6 +375,22 @@ mod tests {
         let embedding = prompt.resume(&[1, 2, 3, 4], 2, 9, false).unwrap().embedding(prompt.positions() + 1).unwrap();
         assert_eq!(embedding.codec, Some(CodecSide::Frame(1)));
         assert_eq!(prompt.resume(&[1, 2, 3, 4, 5, 6, 7, 8], 2, 9, false), None, "its text has not come");
+    }
+
+    #[test]
+    fn an_embedding_is_used_up_by_the_frame_that_reads_it_and_by_none_before() {
+        let (prompt, inputs) = (omni(2), 12);
+        for generated_len in 0..10 {
+            let resume = prompt.resume(&vec![0; generated_len * 2], 2, inputs, true).unwrap();
+            let read = |text| if let TextSide::Input(at) = text { at + 1 } else { 0 };
+            let of_prompt =
+                (0..).map_while(|at| resume.embedding(at)).map(|embedding| read(embedding.text)).max().unwrap();
+            for frames in 1..12 {
+                let later = (1..frames).filter_map(|step| resume.text_side(step, inputs, true)).map(read);
+                let used = resume.used(frames).min(inputs);
+                assert_eq!(used, later.fold(of_prompt, u32::max), "{frames} frames after {generated_len}");
+            }
+        }
     }
 
     #[test]
