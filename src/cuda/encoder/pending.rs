@@ -9,6 +9,7 @@ use candle_core::{Device, Tensor};
 use omni_model::ModelError;
 use omni_model::embeddings::{DeviceBuffer, DeviceEmbeddings, Embeddings};
 use omni_model::error::refused;
+use omni_model::no_block;
 use omni_model::stage::{PendingStep, SequenceOutput, StageData, StepOutcome};
 use std::sync::Arc;
 
@@ -78,10 +79,14 @@ impl Rows {
 
 impl Drop for Pending {
     fn drop(&mut self) {
+        // The memory is lent again only when the device is done with it.
+        let _excused =
+            no_block::allow("a step that is dropped was not waited for: its launch, or the stage, has failed");
+        let Some(events) = self.events.take().filter(|[_, end]| end.wait().is_ok()) else { return };
         let rows = self.parts.drain(..).filter_map(|part| match part.rows {
             Some(Rows::Here { memory, .. }) => Some(memory),
             Some(Rows::There(_)) | None => None,
         });
-        self.stash.give_back(self.inputs.drain(..).chain(rows), self.events.take().into_iter().flatten());
+        self.stash.give_back(self.inputs.drain(..).chain(rows), events);
     }
 }

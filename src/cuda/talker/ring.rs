@@ -1,4 +1,4 @@
-//! Page-locked memory of steps: lent to a step at its launch and returned when its outcome was read.
+//! Page-locked memory of steps: lent to a step at its launch, returned when its outcome was read or given up.
 
 use crate::{CudaError, Event, Gpu, Pinned};
 use omni_model::no_block;
@@ -32,13 +32,15 @@ impl Ring {
     /// A lease with at least so many bytes of input.
     pub fn lease(&self, input: usize) -> Result<Lease, CudaError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        match free.iter().rposition(|lease| lease.input.len() >= input) {
+        // The step before may not have been waited for, and still run. An event that was never recorded has passed.
+        let idle = |lease: &Lease| lease.end.passed().unwrap_or(false);
+        match free.iter().rposition(|lease| lease.input.len() >= input && idle(lease)) {
             Some(at) => Ok(free.swap_remove(at)),
             None => self.make(input.next_power_of_two()),
         }
     }
 
-    /// Takes a lease back whose step has ended and was read.
+    /// Takes a lease back whose step nobody reads any more.
     pub fn give_back(&self, lease: Lease) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
     }
