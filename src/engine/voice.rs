@@ -112,6 +112,13 @@ pub struct NewVoice {
     pub tenant: TenantId,
 }
 
+impl NewVoice {
+    /// Longest name, in characters.
+    pub const MAX_NAME: usize = 64;
+    /// Longest consent, description and transcript, in characters.
+    pub const MAX_TEXT: usize = 4096;
+}
+
 /// What a voice is made of.
 #[derive(Clone, Debug)]
 pub enum VoiceSource {

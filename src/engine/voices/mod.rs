@@ -28,10 +28,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinError;
 use turns::{Purpose, Turns};
 
-/// Longest name, in characters.
-const MAX_NAME: usize = 64;
-/// Longest consent, description and transcript, in characters.
-const MAX_TEXT: usize = 4096;
+const MAX_NAME: usize = NewVoice::MAX_NAME;
+const MAX_TEXT: usize = NewVoice::MAX_TEXT;
 /// Recordings of single requests that stay encoded.
 const REMEMBERED: usize = 64;
 

@@ -48,6 +48,7 @@ pub(crate) const CODES: &[&str] = &[
     "no_decoder",
     "not_ready",
     "stage_failed",
+    "realtime_unavailable",
     "webrtc_unavailable",
     "shutting_down",
     "too_many_connections",

@@ -2,7 +2,7 @@
 
 use super::service::Named;
 use super::{FieldError, short};
-use omni_engine::{UploadInfo, VoiceInfo};
+use omni_engine::{NewVoice, UploadInfo, VoiceInfo};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,12 +14,16 @@ pub(crate) struct VoiceForm {
     /// The recording, a file; or `speaker_embedding`.
     audio_sample: Option<Vec<u8>>,
     /// 1 to 64 letters, digits, `-`, `_`, `.` or spaces; case does not matter.
+    #[schemars(length(min = 1, max = NewVoice::MAX_NAME))]
     name: String,
     /// How the speaker agreed, in the uploader's words.
+    #[schemars(length(min = 1, max = NewVoice::MAX_TEXT))]
     consent: String,
     /// What is said in the recording: cloning in context.
+    #[schemars(length(min = 1, max = NewVoice::MAX_TEXT))]
     ref_text: Option<String>,
     /// For people.
+    #[schemars(length(max = NewVoice::MAX_TEXT))]
     speaker_description: Option<String>,
     /// The x-vector as a JSON list, instead of a recording.
     speaker_embedding: Option<String>,

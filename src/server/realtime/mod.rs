@@ -85,10 +85,14 @@ async fn begin(
         })?,
         None => RandomState::new().build_hasher().finish() % SEEDS,
     };
-    let place = Arc::clone(&app.realtime_places).try_acquire_owned().map_err(|_| {
-        let most = app.realtime.max_sessions;
-        no_place(format!("{most} sessions are open already (realtime.max_sessions)"))
-    })?;
+    let most = app.realtime.max_sessions;
+    if most == 0 {
+        let message = "this server has no sessions (realtime.max_sessions = 0)";
+        return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "realtime_unavailable", message));
+    }
+    let place = Arc::clone(&app.realtime_places)
+        .try_acquire_owned()
+        .map_err(|_| no_place(format!("{most} sessions are open already (realtime.max_sessions)")))?;
     let opening = Opening { plays, ..opening(&app, seed) };
     let session = Session::configured(opening, session).map_err(client_secret::refused)?;
     Ok((app, (session, place)))

@@ -108,6 +108,9 @@ async fn sessions_have_limits_on_their_number_and_time() {
     talk.until("session.created").await;
     let full = refusal(&site, "", None).await;
     assert_eq!((full.status().as_u16(), full.headers()["retry-after"].to_str().unwrap()), (503, "5"));
+    let site = with(|config| config.server.realtime.max_sessions = 0).await;
+    let none = refusal(&site, "", None).await;
+    assert_eq!((none.status().as_u16(), none.headers().get("retry-after")), (501, None), "to wait would not help");
     let site = with(|config| config.server.realtime.idle_timeout = Duration::from_secs(1)).await;
     let mut talk = Talk::bare(&site, "").await;
     let error = talk.until("error").await.pop().unwrap();

@@ -3,6 +3,7 @@
 //! means is said in `/openapi.json` alone.
 
 use super::Site;
+use omni_actors::engine::NewVoice;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -246,5 +247,12 @@ async fn lengths_are_those_that_requests_are_held_to() {
         let field = if field == "instruct" { "instructions" } else { field };
         let told = properties[field]["description"].as_str().unwrap();
         assert!(told.contains(&format!("at most `{key}` characters")), "{field}: {told}");
+    }
+    let form =
+        &document.operation("/v1/audio/voices", "post")["requestBody"]["content"]["multipart/form-data"]["schema"];
+    let properties = &document.resolved(form)["properties"];
+    let (name, text) = (NewVoice::MAX_NAME, NewVoice::MAX_TEXT);
+    for (field, longest) in [("name", name), ("consent", text), ("ref_text", text), ("speaker_description", text)] {
+        assert_eq!(properties[field]["maxLength"], longest, "{field}");
     }
 }
