@@ -237,6 +237,21 @@ fn answers_that_go_on_say_what_they_would_have_said() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn an_answer_that_leaves_before_it_goes_on_says_nothing_to_the_next_in_its_slot() {
+    let mut both = both(OPTIONS);
+    for (number, (sequence, want)) in requests(&mut both, 12).into_iter().enumerate() {
+        // What it has said would be penalized.
+        let said = want.tokens.len() - 1;
+        let prompt = [&sequence.prompt, &want.tokens[..said]].concat();
+        let gone = ThinkerSpec { prompt: prompt.into(), generated_len: said as u32, emit: None, ..sequence.clone() };
+        both.device.open(Slot(0), SequenceSpec::Thinker(gone)).unwrap();
+        both.device.close(Slot(0));
+        assert_eq!(alone(&mut *both.device, &sequence, 7), want, "request {number}");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn text_that_is_given_is_followed_without_the_layers() {
     let mut both = both(OPTIONS);
     let sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..request(4, both.vocabulary) };

@@ -99,7 +99,7 @@ impl CudaTalker {
             if !sequence.pages.is_empty() {
                 let bytes = sequence.pages.iter().flat_map(|page| page.to_le_bytes()).collect();
                 let at = slot.0 as usize * self.frames.cache.max_pages();
-                self.uploads.push(Upload { to: Target::PageTable, at, bytes });
+                self.uploads.push(Upload { slot, to: Target::PageTable, at, bytes });
             }
         }
         let told = self.grow(slot, to as usize, busy, step)?;
@@ -107,7 +107,7 @@ impl CudaTalker {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
         if sequence.pages.len() > told {
             let bytes = sequence.pages[told..].iter().flat_map(|page| page.to_le_bytes()).collect();
-            self.uploads.push(Upload { to: Target::PageTable, at: slot.0 as usize * max_pages + told, bytes });
+            self.uploads.push(Upload { slot, to: Target::PageTable, at: slot.0 as usize * max_pages + told, bytes });
         }
         let known = (sequence.kept * PAGE) as u32;
         let mut last = 0;
@@ -211,7 +211,7 @@ impl CudaTalker {
             back.restore(&self.stream, &self.frames.cache, &pages)?;
             let bytes = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
             let at = slot.0 as usize * self.frames.cache.max_pages();
-            self.uploads.push(Upload { to: Target::PageTable, at, bytes });
+            self.uploads.push(Upload { slot, to: Target::PageTable, at, bytes });
             step.held.push(back);
             told = pages.len();
         }

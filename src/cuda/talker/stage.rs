@@ -121,6 +121,8 @@ pub struct CudaTalker {
 
 /// A copy to the device.
 pub(super) struct Upload {
+    /// Whose sequence it is about.
+    pub(super) slot: Slot,
     pub(super) to: Target,
     /// First element.
     pub(super) at: usize,
@@ -292,13 +294,13 @@ impl StageModel for CudaTalker {
             let mut counts = vec![0u32; vocabulary];
             spec.said_codes(config.num_code_groups).for_each(|code| counts[code as usize] += 1);
             let bytes = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
-            self.uploads.push(Upload { to: Target::Counts, at: at * vocabulary, bytes });
+            self.uploads.push(Upload { slot, to: Target::Counts, at: at * vocabulary, bytes });
         }
         let bytes = params.bytes().to_vec();
-        self.uploads.push(Upload { to: Target::Params, at: at * size_of::<SlotParams>(), bytes });
+        self.uploads.push(Upload { slot, to: Target::Params, at: at * size_of::<SlotParams>(), bytes });
         if let Some(vector) = spec.prompt.x_vector() {
             let bytes = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            self.uploads.push(Upload { to: Target::XVectors, at: at * hidden, bytes });
+            self.uploads.push(Upload { slot, to: Target::XVectors, at: at * hidden, bytes });
         }
         self.order += 1;
         let sequence = Sequence {
@@ -400,9 +402,10 @@ impl StageModel for CudaTalker {
     fn close(&mut self, slot: Slot) {
         if let Some(sequence) = self.sequences.remove(&slot) {
             sequence.pages.into_iter().for_each(|page| self.pages.give_back(page));
+            // What no launch has copied or projected yet is not for the sequence that gets the slot, or the rows, next.
+            self.uploads.retain(|upload| upload.slot != slot);
+            self.arrivals.retain(|arrival| arrival.slot() != slot);
             if self.net.text_vocabulary().is_none() {
-                // What no launch has projected yet may not come into rows that another sequence gets.
-                self.arrivals.retain(|arrival| arrival.slot() != slot);
                 self.text_free.extend_from_slice(&sequence.inputs[sequence.unused..]);
             }
         }

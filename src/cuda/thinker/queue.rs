@@ -2,7 +2,7 @@
 
 use super::handed::Handed;
 use super::left::Left;
-use super::sequence::{Plan, Upload};
+use super::sequence::{Plan, Target};
 use super::stage::CudaThinker;
 use super::steps::{ROWS_AT, Steps};
 use super::table::{SEEN, TokenHead, TokenRow};
@@ -25,12 +25,7 @@ impl CudaThinker {
         }
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
         let marked: Vec<&[TokenRow]> = plan.marked.chunks(steps.prompt_embeddings()).collect();
-        let bytes = |upload: &Upload| match upload {
-            Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
-                bytes.len().next_multiple_of(16)
-            }
-        };
-        let uploads: usize = self.uploads.iter().map(bytes).sum();
+        let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
         let table = ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
         let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
         let media = plan.media.len() * self.net.media_width() * size_of::<f32>();
@@ -46,22 +41,16 @@ impl CudaThinker {
         let head = TokenHead { out: lease.out.device_at(0), handed };
         let mut at = 0;
         for upload in self.uploads.drain(..) {
-            match &upload {
-                Upload::Params(to, bytes) => {
-                    lease.input.set(at, bytes);
-                    steps.params.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
-                }
-                Upload::PageTable(to, bytes) => {
-                    lease.input.set(at, bytes);
-                    let tables = steps.cache.tables_buffer();
-                    tables.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
-                }
-                Upload::Counts(to, bytes) => {
-                    lease.input.set(at, bytes);
-                    steps.counts.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+            lease.input.set(at, &upload.bytes);
+            let (from, bytes) = (&lease.input, upload.bytes.len());
+            match upload.to {
+                Target::Params => steps.params.upload_bytes_async(stream, upload.at, from, at, bytes)?,
+                Target::Counts => steps.counts.upload_bytes_async(stream, upload.at, from, at, bytes)?,
+                Target::PageTable => {
+                    steps.cache.tables_buffer().upload_bytes_async(stream, upload.at, from, at, bytes)?;
                 }
             }
-            at += bytes(&upload);
+            at += bytes.next_multiple_of(16);
         }
         let tail = |samples: &[(usize, TokenRow)], done: usize, at: &mut usize| -> Result<(), CudaError> {
             let Some((bucket, graph)) = steps.tail_graph(samples.len()).filter(|_| !samples.is_empty()) else {

@@ -16,11 +16,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Bytes for the device, and the element that they begin at.
-pub(super) enum Upload {
-    Params(usize, Vec<u8>),
-    PageTable(usize, Vec<u8>),
-    Counts(usize, Vec<u8>),
+/// A copy to the device.
+pub(super) struct Upload {
+    /// Whose sequence it is about.
+    pub slot: Slot,
+    pub to: Target,
+    /// First element.
+    pub at: usize,
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Params,
+    PageTable,
+    Counts,
 }
 
 pub(super) struct Sequence {

@@ -13,7 +13,7 @@ use super::net::ThinkerNet;
 use super::options::{KeptMemory, ThinkerOptions};
 use super::pending::{News, Part, Pending, Place, Serial};
 use super::persistent::Persistent;
-use super::sequence::{Answer, Plan, Sequence, Upload};
+use super::sequence::{Answer, Plan, Sequence, Target, Upload};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
@@ -324,7 +324,7 @@ impl CudaThinker {
             }
             let bytes = held.pages()[planned.told.clone()].iter().flat_map(|page| page.to_le_bytes()).collect();
             let at = slot.0 as usize * self.steps.cache.max_pages() + planned.told.start;
-            self.uploads.push(Upload::PageTable(at, bytes));
+            self.uploads.push(Upload { slot, to: Target::PageTable, at, bytes });
         }
         Ok(planned)
     }
@@ -377,12 +377,14 @@ impl StageModel for CudaThinker {
                 self.steps.done.zero_async(&self.stream, at, 1)?;
                 let size = self.net.config.vocab_size;
                 self.steps.counts.zero_async(&self.stream, at * size, size)?;
-                self.uploads.push(Upload::Params(at * size_of::<TokenParams>(), params.bytes().to_vec()));
+                let (first, bytes) = (at * size_of::<TokenParams>(), params.bytes().to_vec());
+                self.uploads.push(Upload { slot, to: Target::Params, at: first, bytes });
                 // The counts that penalties use; the steps that compute the prompt mark its tokens.
                 let mut history = History::default();
                 spec.answered().iter().for_each(|token| history.push(*token));
                 let told = |(token, count): &(u32, u32)| {
-                    Upload::Counts(at * size + *token as usize, count.to_le_bytes().into())
+                    let (at, bytes) = (at * size + *token as usize, count.to_le_bytes().into());
+                    Upload { slot, to: Target::Counts, at, bytes }
                 };
                 self.uploads.extend(history.counts().iter().map(told));
                 Answer::Sampled { held, count: spec.generated_len }
@@ -444,6 +446,8 @@ impl StageModel for CudaThinker {
 
     fn close(&mut self, slot: Slot) {
         self.hear();
+        // What no launch has copied yet is not about the sequence that gets the slot next.
+        self.uploads.retain(|upload| upload.slot != slot);
         if let Some(Sequence { answer: Answer::Sampled { held, .. }, .. }) = self.sequences.remove(&slot) {
             // Steps with the sequence are queued before any step of the sequence that gets the pages next.
             self.prompts.end(held);
