@@ -207,6 +207,7 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/encoder/memory.rs", "room", Some(2), "allowed: a part is larger than any before it"),
     ("cuda/encoder/memory.rs", "take", Some(1), "allowed: more pictures than ever are on their way, or a larger one"),
     ("cuda/encoder/net.rs", "load", Some(2), "loading"),
+    ("cuda/encoder/pending.rs", "drop", Some(1), "a step that nobody waited for is dropped"),
     ("cuda/encoder/pending.rs", "wait", Some(1), "the completion thread"),
     ("cuda/encoder/stage.rs", "drop", Some(1), "the stage has ended"),
     ("cuda/decoder.rs", "load", None, "loading"),
