@@ -28,6 +28,7 @@ pub mod talker;
 mod tensor_map;
 pub mod thinker;
 mod tile;
+mod upload;
 pub mod vocoder;
 pub mod weights;
 

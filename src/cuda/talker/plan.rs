@@ -3,10 +3,11 @@
 use super::arrivals::Arrival;
 use super::pending::Part;
 use super::prompt::{axes, page_keys, position};
-use super::stage::{CudaTalker, Target, Upload};
+use super::stage::{CudaTalker, Target};
 use super::swap::Swapped;
 use super::table::{LAST, NO_END, NONE, NewPage, PromptEmbedding, StepSequence};
 use crate::decoder::PAGE;
+use crate::upload::Upload;
 use omni_core::ids::{FinishReason, Slot};
 use omni_model::ModelError;
 use omni_model::error::refused;

@@ -8,6 +8,7 @@ use super::ring::Lease;
 use super::stage::{CudaTalker, Target};
 use super::table::{NEXT, NONE, NewPage, PromptEmbedding, REFERENCE_FRAME, Record, StepHead, StepSequence};
 use crate::CudaError;
+use crate::upload::Upload;
 
 /// Sequences that have spoken already whose next positions join a pass over prompts: its attention takes those of
 /// different sequences one after the other.
@@ -21,7 +22,7 @@ impl CudaTalker {
         let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
         let joined = self.join(step);
         let passes: Vec<&[PromptEmbedding]> = step.prompts.chunks(self.frames.graphs.most_positions().max(1)).collect();
-        let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
+        let uploads: usize = self.uploads.iter().map(Upload::room).sum();
         let bytes = |arrival: &Arrival| arrival.bytes_in_step().next_multiple_of(16) + arrival.bytes_of_places();
         let arrivals = self.arrivals.iter().map(bytes).sum::<usize>().next_multiple_of(16);
         let lease = self.ring.lease(frame.bytes + passes.len() * prompt.bytes + uploads + arrivals)?;
@@ -41,7 +42,7 @@ impl CudaTalker {
                     frames.cache.tables_buffer().upload_bytes_async(stream, upload.at, from, at, bytes)?;
                 }
             }
-            at += bytes.next_multiple_of(16);
+            at += upload.room();
         }
         if !self.arrivals.is_empty() {
             let arrivals = std::mem::take(&mut self.arrivals);

@@ -18,6 +18,7 @@ use crate::decoder::PAGE;
 use crate::persistent::LIMIT;
 use crate::spinning::GpuUser;
 use crate::stream::Stream;
+use crate::upload::Upload;
 use metrics::Histogram;
 use omni_core::ids::{Slot, StageName};
 use omni_model::error::refused;
@@ -108,7 +109,7 @@ pub struct CudaTalker {
     /// Free rows of the table of text, for a talker that does not read itself.
     pub(super) text_free: Vec<u32>,
     /// Copies that the next launch makes first.
-    pub(super) uploads: Vec<Upload>,
+    pub(super) uploads: Vec<Upload<Target>>,
     /// Embeddings of a thinker that the next launch projects.
     pub(super) arrivals: Vec<Arrival>,
     /// For a talker that has a thinker.
@@ -119,16 +120,7 @@ pub struct CudaTalker {
     pub(super) timed: Arc<[(usize, Histogram)]>,
 }
 
-/// A copy to the device.
-pub(super) struct Upload {
-    /// Whose sequence it is about.
-    pub(super) slot: Slot,
-    pub(super) to: Target,
-    /// First element.
-    pub(super) at: usize,
-    pub(super) bytes: Vec<u8>,
-}
-
+/// Where an upload goes.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Params,

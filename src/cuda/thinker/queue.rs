@@ -9,6 +9,7 @@ use super::table::{SEEN, TokenHead, TokenRow};
 use crate::copies::Memory;
 use crate::talker::ring::Lease;
 use crate::talker::table::NONE;
+use crate::upload::Upload;
 use crate::weights::with_bytes;
 use crate::{CudaError, Graph};
 use omni_model::stages::media::MediaRow;
@@ -25,7 +26,7 @@ impl CudaThinker {
         }
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
         let marked: Vec<&[TokenRow]> = plan.marked.chunks(steps.prompt_embeddings()).collect();
-        let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
+        let uploads: usize = self.uploads.iter().map(Upload::room).sum();
         let table = ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
         let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
         let media = plan.media.len() * self.net.media_width() * size_of::<f32>();
@@ -50,7 +51,7 @@ impl CudaThinker {
                     steps.cache.tables_buffer().upload_bytes_async(stream, upload.at, from, at, bytes)?;
                 }
             }
-            at += bytes.next_multiple_of(16);
+            at += upload.room();
         }
         let tail = |samples: &[(usize, TokenRow)], done: usize, at: &mut usize| -> Result<(), CudaError> {
             let Some((bucket, graph)) = steps.tail_graph(samples.len()).filter(|_| !samples.is_empty()) else {

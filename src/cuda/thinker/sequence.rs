@@ -16,16 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A copy to the device.
-pub(super) struct Upload {
-    /// Whose sequence it is about.
-    pub slot: Slot,
-    pub to: Target,
-    /// First element.
-    pub at: usize,
-    pub bytes: Vec<u8>,
-}
-
+/// Where an upload goes.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Params,

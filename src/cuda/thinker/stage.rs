@@ -13,7 +13,7 @@ use super::net::ThinkerNet;
 use super::options::{KeptMemory, ThinkerOptions};
 use super::pending::{News, Part, Pending, Place, Serial};
 use super::persistent::Persistent;
-use super::sequence::{Answer, Plan, Sequence, Target, Upload};
+use super::sequence::{Answer, Plan, Sequence, Target};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
@@ -21,6 +21,7 @@ use crate::decoder::PAGE;
 use crate::spinning::GpuUser;
 use crate::talker::ring::Ring;
 use crate::talker::table::{LAST, NONE, Record};
+use crate::upload::Upload;
 use crate::{Priority, Stream};
 use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::embeddings::element_bytes;
@@ -97,7 +98,7 @@ pub struct CudaThinker {
     /// What steps that have run tell; `None` where no prompts are kept.
     news: Option<(Sender<News>, Receiver<News>)>,
     /// Copies that the next launch makes first.
-    pub(super) uploads: Vec<Upload>,
+    pub(super) uploads: Vec<Upload<Target>>,
     pub(super) arena: EmbeddingArena,
     pub(super) embeddings_in_step: bool,
     /// `None` where its launches may take the whole GPU: then they wait for other stages, and not others for them.

@@ -35,13 +35,8 @@ pub enum Kind {
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Speech => "speech",
-            Kind::Chat => "chat",
-            Kind::Text => "text",
-            Kind::Media => "media",
-            Kind::Talk => "talk",
-        })
+        // As the command line has it: no kind is hidden there.
+        self.to_possible_value().map_or(Ok(()), |kind| f.write_str(kind.get_name()))
     }
 }
 
