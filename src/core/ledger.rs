@@ -76,35 +76,18 @@ struct Entry {
 pub struct LedgerCore {
     limits: LedgerLimits,
     open: BTreeMap<RequestId, Entry>,
-    next: u64,
-}
-
-impl From<LedgerLimits> for LedgerCore {
-    fn from(limits: LedgerLimits) -> LedgerCore {
-        LedgerCore::new(limits)
-    }
 }
 
 impl LedgerCore {
     /// No request.
     pub fn new(limits: LedgerLimits) -> LedgerCore {
-        LedgerCore { limits, open: BTreeMap::new(), next: 1 }
+        LedgerCore { limits, open: BTreeMap::new() }
     }
 
-    /// The same with other numbers: its first request has this one.
-    pub fn beginning_at(self, first: u64) -> LedgerCore {
-        LedgerCore { next: first, ..self }
-    }
-
-    /// Opens a request that `stages` will have a part in.
-    pub fn accept(&mut self, owed: Owed, stages: Vec<StageName>, now: Duration) -> RequestId {
-        let request = RequestId(self.next);
-        self.next += 1;
-        self.open.insert(
-            request,
-            Entry { accepted: now, owed, stages, unread: 0, stalled_since: now, heard: Duration::ZERO },
-        );
-        request
+    /// Opens a request that no other has the number of and that `stages` will have a part in.
+    pub fn accept(&mut self, request: RequestId, owed: Owed, stages: Vec<StageName>, now: Duration) {
+        let entry = Entry { accepted: now, owed, stages, unread: 0, stalled_since: now, heard: Duration::ZERO };
+        self.open.insert(request, entry);
     }
 
     /// Everything that `stage` had to give for this request is written down, or delivered.
@@ -229,7 +212,9 @@ mod tests {
     }
 
     fn accept(ledger: &mut LedgerCore, owed: Owed) -> RequestId {
-        ledger.accept(owed, stages(owed), T0)
+        let request = RequestId(ledger.open() as u64 + 1);
+        ledger.accept(request, owed, stages(owed), T0);
+        request
     }
 
     #[test]
@@ -284,7 +269,12 @@ mod tests {
                 now += Duration::from_secs(1);
                 let request = accepted.get(who % accepted.len().max(1)).copied().unwrap_or(RequestId(0));
                 let effects: Vec<_> = match kind {
-                    0 | 1 => { accepted.push(ledger.accept([SPEECH, CHAT, TEXT][who % 3], stages([SPEECH, CHAT, TEXT][who % 3]), now)); vec![] }
+                    0 | 1 => {
+                        let (owed, request) = ([SPEECH, CHAT, TEXT][who % 3], RequestId(accepted.len() as u64 + 1));
+                        ledger.accept(request, owed, stages(owed), now);
+                        accepted.push(request);
+                        vec![]
+                    }
                     2 => ledger.text_done(request).into_iter().collect(),
                     3 => ledger.audio_done(request).into_iter().collect(),
                     4 => ledger.client_gone(request).into_iter().collect(),

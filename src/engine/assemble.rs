@@ -19,7 +19,7 @@ use super::voices::{self, Voices};
 use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use omni_core::ids::{Replica, StageName};
-use omni_core::ledger::{LedgerCore, LedgerLimits};
+use omni_core::ledger::LedgerLimits;
 use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::aligner;
@@ -77,10 +77,10 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         request_timeout: config.limits.request_timeout,
         stalled_client_timeout: config.limits.stalled_client_timeout,
     };
-    let core = LedgerCore::new(limits).beginning_at(first_request);
     let groups = family.talker().num_code_groups;
     let faults = maker.faults.clone();
-    let ledger = Arc::new(Ledger::new(core, stages.clone(), groups, maker.unit, metrics.clone(), faults));
+    let ledger = Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone(), faults);
+    let ledger = Arc::new(ledger.beginning_at(first_request));
     ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
     let nodes = cluster::nodes(checkpoint, config, names).await?;

@@ -34,7 +34,7 @@ use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
 use omni_core::ids::{Content, FinishReason, Replica, RequestId, StageName};
-use omni_core::ledger::{Failure, LedgerCore};
+use omni_core::ledger::{Failure, LedgerCore, LedgerLimits, Owed};
 use omni_core::scheduler::Ack;
 use omni_core::seats::Seats;
 use omni_core::suspects::Suspects;
@@ -48,7 +48,7 @@ use reader::Reader;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,9 @@ pub(super) struct Ledger {
     fault: FaultSite,
     /// Between the journal and the client.
     handover: FaultSite,
-    state: PostedLock<State, Post>,
+    /// Number of the next request.
+    next: AtomicU64,
+    state: PostedLock<State, Post, Arrival>,
 }
 
 struct State {
@@ -110,6 +112,19 @@ impl Open {
     }
 }
 
+/// A request that is accepted and not open yet.
+struct Arrival {
+    request: RequestId,
+    /// When it was accepted.
+    at: Duration,
+    owed: Owed,
+    stages: Vec<StageName>,
+    open: Open,
+    /// Embeddings of its media that were made before, and the text that its talker follows.
+    known: Vec<Payload>,
+    follow: Option<Payload>,
+}
+
 /// By what right a request is made.
 #[derive(Default)]
 pub(super) struct Right {
@@ -133,7 +148,7 @@ impl From<Arc<Place>> for Right {
 
 impl Ledger {
     pub fn new(
-        core: impl Into<LedgerCore>,
+        limits: LedgerLimits,
         stages: Stages,
         groups: usize,
         unit: Duration,
@@ -148,7 +163,7 @@ impl Ledger {
             if replicas.iter().any(|replica| replica.is_on_nodes()) { seats.in_order_of(number()) } else { seats }
         });
         let state = PostedLock::new(State {
-            core: core.into(),
+            core: LedgerCore::new(limits),
             open: BTreeMap::new(),
             seats,
             suspects: Default::default(),
@@ -157,7 +172,13 @@ impl Ledger {
         });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (clock, into) = (Clock::system(), OnceLock::new());
-        Ledger { clock, stages, groups, unit, into, metrics, faults, fault, handover, state }
+        let next = AtomicU64::new(1);
+        Ledger { clock, stages, groups, unit, into, metrics, faults, fault, handover, next, state }
+    }
+
+    /// The same with other numbers: its first request has this one.
+    pub fn beginning_at(self, first: u64) -> Ledger {
+        Ledger { next: AtomicU64::new(first), ..self }
     }
 
     /// Tells the time by this clock.
@@ -171,7 +192,7 @@ impl Ledger {
     }
 
     /// Accepts a request and gives it a sequence in every stage that it needs. A stage that is down gets it when it is
-    /// up.
+    /// up. Never waits for others who open one.
     pub fn open_request(
         self: &Arc<Self>,
         plan: RequestPlan,
@@ -180,46 +201,10 @@ impl Ledger {
         expired: Expired,
     ) -> ResponseStream {
         let Right { permit, place } = right.into();
-        let mut state = self.lock();
-        let stages = plan.sequences.iter().map(|(stage, _)| *stage).collect();
-        let request = state.core.accept(plan.owed, stages, self.now());
-        let content = plan.content();
-        self.faults.accepted(request, content);
+        let request = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
         // One place more for the last event, whatever happens.
         let (send, events) = flume::bounded(plan.max_events + 1);
-        let meter = self.metrics.accepted(request, kind, Instant::now());
-        let mut client =
-            Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
-        // The channel is empty.
-        let _ = client.event(Event::Started { id: request, seed: plan.seed });
-        client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
-        let frame = (self.unit.as_secs_f64() * f64::from(plan.samples_per_second)).round() as usize;
-        let journal =
-            Journal::new(request, plan.sequences, (self.groups, frame)).asking_for(content).on(self.clock.clone());
-        let MediaPlan { feed, known, store, permit: media, .. } = plan.media;
-        let journal = journal.guarded_by(plan.guard).fed_by(feed);
-        let waiting: Vec<_> = journal.unfinished().collect();
-        waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
-        state.open.insert(request, Open { client, journal, place, codes: plan.codes, store, _media: media });
-        state.core.handed_over(request, self.now());
-        for payload in known.into_iter().map(|known| known.named(request)) {
-            // No stage has a sequence of it yet: each gets its input when it is admitted.
-            self.write_down(&mut state, Edge::Media, payload);
-        }
-        let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
-        for stage in waiting {
-            self.admit(&mut state, request, stage);
-        }
-        if let Some(text) = plan.follow {
-            self.pass(&mut state, Edge::Text, text.payload(request, 0));
-        }
-        if let Some(stage) = lost {
-            // The stage was given up after the engine had found it ready.
-            let failure = Failure::StageFailed(stage, "it went down just now".into());
-            let effect = state.core.fail(request, failure);
-            self.carry_out(&mut state, effect.into_iter().collect());
-        }
-        drop(state);
+        self.come_in(self.arrival(request, plan, kind, place, send));
         if let Some(permit) = &permit {
             let ledger = Arc::downgrade(self);
             permit.ends_by(move |error| {
@@ -232,6 +217,68 @@ impl Ledger {
         let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
         let listener = Reader { ledger, request, pace, heard, expired, _permit: permit };
         ResponseStream::heard_by(events, listener)
+    }
+
+    /// What of a request can be made without the lock.
+    fn arrival(
+        &self,
+        request: RequestId,
+        plan: RequestPlan,
+        kind: RequestKind,
+        place: Option<Arc<Place>>,
+        events: flume::Sender<Event>,
+    ) -> Arrival {
+        let content = plan.content();
+        self.faults.accepted(request, content);
+        let stages = plan.sequences.iter().map(|(stage, _)| *stage).collect();
+        let meter = self.metrics.accepted(request, kind, Instant::now());
+        let mut client =
+            Client::new(events, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
+        // The channel is empty.
+        let _ = client.event(Event::Started { id: request, seed: plan.seed });
+        client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
+        let frame = (self.unit.as_secs_f64() * f64::from(plan.samples_per_second)).round() as usize;
+        let MediaPlan { feed, known, store, permit: media, .. } = plan.media;
+        let journal = Journal::new(request, plan.sequences, (self.groups, frame))
+            .asking_for(content)
+            .on(self.clock.clone())
+            .guarded_by(plan.guard)
+            .fed_by(feed);
+        Arrival {
+            request,
+            at: self.now(),
+            owed: plan.owed,
+            stages,
+            open: Open { client, journal, place, codes: plan.codes, store, _media: media },
+            known: known.into_iter().map(|known| known.named(request)).collect(),
+            follow: plan.follow.map(|text| text.payload(request, 0)),
+        }
+    }
+
+    /// Gives a request that has come its sequences.
+    fn begin(&self, state: &mut State, arrival: Arrival) {
+        let Arrival { request, at, owed, stages, open, known, follow } = arrival;
+        let (content, waiting): (_, Vec<_>) = (open.journal.content(), open.journal.unfinished().collect());
+        state.core.accept(request, owed, stages, at);
+        waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
+        state.open.insert(request, open);
+        for payload in known {
+            // No stage has a sequence of it yet: each gets its input when it is admitted.
+            self.write_down(state, Edge::Media, payload);
+        }
+        let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
+        for stage in waiting {
+            self.admit(state, request, stage);
+        }
+        if let Some(text) = follow {
+            self.pass(state, Edge::Text, text);
+        }
+        if let Some(stage) = lost {
+            // The stage was given up after the engine had found it ready.
+            let failure = Failure::StageFailed(stage, "it went down just now".into());
+            let effect = state.core.fail(request, failure);
+            self.carry_out(state, effect.into_iter().collect());
+        }
     }
 
     /// More text for a request that follows one, `before` tokens of which it has. Does nothing for one that has ended.

@@ -1,14 +1,19 @@
 //! Posts: what actors tell the ledger without ever waiting for it. A scheduler posts acknowledgements on its way to the
 //! next launch; any actor posts the failure of a sequence. Where the lock of the ledger is free, the actor's thread
 //! carries the post out itself; otherwise the thread that holds the lock carries it out when it releases the lock.
+//!
+//! Arrivals: requests that come at once do not take the lock one after the other, each woken by the one before, which
+//! takes longer than what they do under it. One of their threads lets all in that have come; the others go on. No actor
+//! does: to let a request in takes longer than a launch should wait.
 
-use super::{Ledger, State};
+use super::{Arrival, Ledger, State};
 use crate::journal::Edge;
 use omni_core::ids::{Attempt, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_stage::AckSink;
+use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A message of an actor to the ledger.
 pub(super) enum Post {
@@ -20,39 +25,69 @@ pub(super) enum Post {
     InputLost(Replica, RequestId, Attempt, Seq),
 }
 
-/// A state behind a lock, and the posts to carry out as soon as the lock is free.
-pub(super) struct PostedLock<S, P> {
+/// A state behind a lock, the posts to carry out as soon as the lock is free, and what comes in before them.
+pub(super) struct PostedLock<S, P, A> {
     state: Mutex<S>,
-    /// Locked for a push or a take and nothing else.
+    /// Each locked for a push or a take and nothing else.
     posts: Mutex<Vec<P>>,
+    arrivals: Mutex<VecDeque<A>>,
+    /// Whose holder lets in what arrives.
+    door: Mutex<()>,
 }
 
 /// The locked state. When its holder drops it, the holder carries out the posts that came meanwhile.
-pub(super) struct Locked<'a, S, P, F: Fn(&mut S, P)> {
+pub(super) struct Locked<'a, S, P, A, F: Fn(&mut S, P)> {
     // Dropped first: fields are dropped in their order.
     state: MutexGuard<'a, S>,
-    _rest: Rest<'a, S, P, F>,
+    _rest: Rest<'a, S, P, A, F>,
 }
 
-struct Rest<'a, S, P, F: Fn(&mut S, P)>(&'a PostedLock<S, P>, F);
+struct Rest<'a, S, P, A, F: Fn(&mut S, P)>(&'a PostedLock<S, P, A>, F);
 
-impl<S, P> PostedLock<S, P> {
-    pub fn new(state: S) -> PostedLock<S, P> {
-        PostedLock { state: Mutex::new(state), posts: Mutex::default() }
+impl<S, P, A> PostedLock<S, P, A> {
+    pub fn new(state: S) -> PostedLock<S, P, A> {
+        PostedLock {
+            state: Mutex::new(state),
+            posts: Mutex::default(),
+            arrivals: Mutex::default(),
+            door: Mutex::default(),
+        }
     }
 
-    /// The state after all earlier posts. Waits for the lock.
-    pub fn lock<F: Fn(&mut S, P)>(&self, carry_out: F) -> Locked<'_, S, P, F> {
+    /// The state after all earlier arrivals and posts. Waits for the lock.
+    pub fn lock<F: Fn(&mut S, P)>(&self, let_in: impl Fn(&mut S, A), carry_out: F) -> Locked<'_, S, P, A, F> {
         // Only a bug in a pure core could panic under the lock; to go on serves the other clients better than to fail
         // them all.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.take().into_iter().for_each(|post| carry_out(&mut state, post));
+        let mut state = held(self.state.lock());
+        // One by one: a panic must not cost those behind it.
+        while let Some(arrival) = self.next_arrival() {
+            let_in(&mut state, arrival);
+        }
+        taken(&self.posts).into_iter().for_each(|post| carry_out(&mut state, post));
         Locked { state, _rest: Rest(self, carry_out) }
+    }
+
+    /// Lets in what arrives. Whoever locks the state from now on finds it there.
+    pub fn arrive(&self, arrival: A, let_in: impl Fn(&mut S, A), carry_out: impl Fn(&mut S, P)) {
+        held(self.arrivals.lock()).push_back(arrival);
+        // An arrival cannot be missed: whoever finds the door taken has pushed before its holder looks again.
+        while !held(self.arrivals.lock()).is_empty() {
+            let _door = match self.door.try_lock() {
+                Ok(door) => door,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            drop(self.lock(&let_in, &carry_out));
+        }
+    }
+
+    fn next_arrival(&self) -> Option<A> {
+        held(self.arrivals.lock()).pop_front()
     }
 
     /// Carries a post out, here or on the thread that holds the lock. Never waits for that thread.
     pub fn post(&self, post: P, carry_out: impl Fn(&mut S, P)) {
-        self.posts.lock().unwrap_or_else(PoisonError::into_inner).push(post);
+        held(self.posts.lock()).push(post);
         self.settle(carry_out);
     }
 
@@ -60,44 +95,54 @@ impl<S, P> PostedLock<S, P> {
     /// missed by both. Where its thread finds the lock taken, it has pushed before the holder let go, and the holder
     /// looks after it has let go.
     fn settle(&self, carry_out: impl Fn(&mut S, P)) {
-        while !self.posts.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        while !held(self.posts.lock()).is_empty() {
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
-            self.take().into_iter().for_each(|post| carry_out(&mut state, post));
+            taken(&self.posts).into_iter().for_each(|post| carry_out(&mut state, post));
         }
-    }
-
-    fn take(&self) -> Vec<P> {
-        std::mem::take(&mut *self.posts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl<S, P, F: Fn(&mut S, P)> Deref for Locked<'_, S, P, F> {
+fn held<'a, T>(lock: LockResult<MutexGuard<'a, T>>) -> MutexGuard<'a, T> {
+    lock.unwrap_or_else(PoisonError::into_inner)
+}
+
+fn taken<T>(queue: &Mutex<Vec<T>>) -> Vec<T> {
+    std::mem::take(&mut *held(queue.lock()))
+}
+
+impl<S, P, A, F: Fn(&mut S, P)> Deref for Locked<'_, S, P, A, F> {
     type Target = S;
     fn deref(&self) -> &S {
         &self.state
     }
 }
 
-impl<S, P, F: Fn(&mut S, P)> DerefMut for Locked<'_, S, P, F> {
+impl<S, P, A, F: Fn(&mut S, P)> DerefMut for Locked<'_, S, P, A, F> {
     fn deref_mut(&mut self) -> &mut S {
         &mut self.state
     }
 }
 
-impl<S, P, F: Fn(&mut S, P)> Drop for Rest<'_, S, P, F> {
+impl<S, P, A, F: Fn(&mut S, P)> Drop for Rest<'_, S, P, A, F> {
     fn drop(&mut self) {
         self.0.settle(&self.1);
     }
 }
 
 impl Ledger {
-    /// Takes the lock, and carries out the posts before and after.
+    /// Takes the lock; lets in who has come before, and carries out the posts before and after.
     pub(super) fn lock(&self) -> impl DerefMut<Target = State> + '_ {
-        self.state.lock(|state, post| self.carry_post(state, post))
+        self.state.lock(|state, arrival| self.begin(state, arrival), |state, post| self.carry_post(state, post))
+    }
+
+    /// Opens a request. Waits for the lock, but for none of those who come at once.
+    pub(super) fn come_in(&self, arrival: Arrival) {
+        let carry_out = |state: &mut State, post| self.carry_post(state, post);
+        self.state.arrive(arrival, |state, arrival| self.begin(state, arrival), carry_out);
     }
 
     /// Posts to the ledger. Never waits for its lock.
@@ -190,35 +235,75 @@ impl AckSink for Acks {
 mod tests {
     use super::*;
 
-    fn append(state: &mut Vec<u32>, post: u32) {
-        state.push(post);
+    type Numbers = PostedLock<Vec<u32>, u32, u32>;
+
+    fn append(state: &mut Vec<u32>, number: u32) {
+        state.push(number);
     }
 
     #[test]
     fn a_post_never_waits_and_is_carried_out_when_the_lock_is_free() {
-        let lock = PostedLock::new(Vec::new());
-        let mut state = lock.lock(append);
+        let lock = Numbers::new(Vec::new());
+        let mut state = lock.lock(append, append);
         lock.post(2, append);
         state.push(1);
         assert_eq!(*state, [1], "the lock was taken");
         drop(state);
-        assert_eq!(*lock.lock(append), [1, 2]);
+        assert_eq!(*lock.lock(append, append), [1, 2]);
         lock.post(3, append);
         assert_eq!(*lock.state.try_lock().unwrap(), [1, 2, 3], "the lock was free");
     }
 
     #[test]
-    fn no_post_is_lost_between_threads() {
-        let lock = PostedLock::new(Vec::new());
+    fn who_arrives_while_another_lets_in_goes_on_and_is_let_in() {
+        let lock = Numbers::new(Vec::new());
+        let (inside, come) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let slowly = |state: &mut Vec<u32>, number| {
+                    if number == 1 {
+                        inside.wait();
+                        come.wait();
+                    }
+                    append(state, number);
+                };
+                lock.arrive(1, slowly, append);
+            });
+            inside.wait();
+            // This thread would wait for ever if it waited for the lock.
+            lock.arrive(2, append, append);
+            lock.arrive(3, append, append);
+            lock.post(4, append);
+            come.wait();
+        });
+        assert_eq!(*held(lock.state.lock()), [1, 2, 3, 4], "without another look");
+    }
+
+    #[test]
+    fn whoever_locks_finds_what_has_arrived_before_what_was_posted() {
+        let lock = Numbers::new(Vec::new());
+        let door = lock.door.lock().unwrap();
+        lock.arrive(1, append, append);
+        lock.arrive(2, append, append);
+        held(lock.posts.lock()).push(3);
+        assert_eq!(*held(lock.state.lock()), [0; 0], "another thread lets in");
+        assert_eq!(*lock.lock(append, append), [1, 2, 3]);
+        drop(door);
+    }
+
+    #[test]
+    fn nothing_is_lost_between_threads() {
+        let lock = Numbers::new(Vec::new());
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let lock = &lock;
                 scope.spawn(move || {
-                    for number in 0..5_000 {
-                        if number % 3 == 0 {
-                            lock.lock(append).push(thread * 10_000 + number);
-                        } else {
-                            lock.post(thread * 10_000 + number, append);
+                    for number in 0..6_000 {
+                        let number = thread * 10_000 + number;
+                        match number % 3 {
+                            0 => lock.lock(append, append).push(number),
+                            1 => lock.post(number, append),
+                            _ => lock.arrive(number, append, append),
                         }
                     }
                 });
@@ -227,8 +312,11 @@ mod tests {
         let state = lock.state.try_lock().unwrap();
         for thread in 0..4 {
             let own: Vec<_> = state.iter().filter(|number| *number / 10_000 == thread).collect();
-            assert_eq!(own.len(), 5_000, "each once, without another look");
-            assert!(own.is_sorted(), "in the order in which its thread posted them");
+            assert_eq!(own.len(), 6_000, "each once, without another look");
+            for way in 0..3 {
+                let those = own.iter().filter(|number| **number % 3 == way);
+                assert!(those.is_sorted(), "in the order in which its thread did them");
+            }
         }
     }
 }

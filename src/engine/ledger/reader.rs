@@ -36,6 +36,10 @@ impl Listener for Reader {
     }
 
     fn read(&self, event: &Event) {
+        // The others are no output.
+        if !matches!(event, Event::Audio(_) | Event::Text(_)) {
+            return;
+        }
         let now = self.ledger.now();
         let mut state = self.ledger.lock();
         state.core.read(self.request, now);

@@ -93,6 +93,7 @@ pub(super) struct Gateway {
     pub looks_at: Option<Duration>,
     seats: [Seats; 2],
     ledger: LedgerCore,
+    accepted: u64,
     requests: BTreeMap<RequestId, Journal>,
     pub out: Vec<Out>,
     pub readmitted: u64,
@@ -113,6 +114,7 @@ impl Gateway {
             looks_at: None,
             seats: [(); 2].map(|()| Seats::new(max_nodes).in_order_of(mix(index as u64, life.into()))),
             ledger: LedgerCore::new(limits),
+            accepted: 0,
             requests: BTreeMap::new(),
             out: Vec::new(),
             readmitted: 0,
@@ -232,7 +234,9 @@ impl Gateway {
     }
 
     pub fn request(&mut self, client: usize, seed: u64, units: u32, now: Duration) -> RequestId {
-        let request = self.ledger.accept(Owed { text: false, audio: true }, STAGES.to_vec(), now);
+        self.accepted += 1;
+        let request = RequestId(self.accepted);
+        self.ledger.accept(request, Owed { text: false, audio: true }, STAGES.to_vec(), now);
         self.requests
             .insert(request, Journal { client, seed, units, made: [0; 2], attempts: 0, current: Default::default() });
         (0..STAGES.len()).for_each(|stage| self.admit(stage, request));
