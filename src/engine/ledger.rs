@@ -7,7 +7,8 @@
 //! sequences where their output ended, with their input from the journal. The stages before and behind it need not
 //! notice.
 //!
-//! Actors that must not wait for the lock leave a [post](posts) instead: acknowledgements and lost sequences.
+//! Actors that must not wait for the lock leave a [post](posts) instead: acknowledgements and lost sequences. Requests
+//! that come at once do not queue for it either: one of their threads lets all of them in.
 //!
 //! The ledger admits and aborts sequences under its lock, so it can never give a stage a request that has ended, and no
 //! payload can come between a readmission and its input.
@@ -391,8 +392,8 @@ impl Ledger {
         self.carry_out(&mut state, effect.into_iter().collect());
     }
 
-    /// Gives the client what the journal has written down as delivered: no stage makes it again. So a panic on the way is
-    /// no reason to lose it, and what cannot be handed over ends the request.
+    /// Gives the client what the journal has written down as delivered: no stage makes it again. So a panic on the way
+    /// is no reason to lose it, and what cannot be handed over ends the request.
     fn hand_over(&self, client: &mut Client, payload: &Payload) -> Result<usize, String> {
         let Header { request, seq, end, .. } = payload.header;
         let mut attempt = || {
