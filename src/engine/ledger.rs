@@ -8,7 +8,7 @@
 //! notice.
 //!
 //! Actors that must not wait for the lock leave a [post](posts) instead: acknowledgements and lost sequences. Requests
-//! that come at once do not queue for it either: one of their threads lets all of them in.
+//! that come at once do not queue for it either: one of their threads opens all of them.
 //!
 //! The ledger admits and aborts sequences under its lock, so it can never give a stage a request that has ended, and no
 //! payload can come between a readmission and its input.
@@ -193,7 +193,7 @@ impl Ledger {
     }
 
     /// Accepts a request and gives it a sequence in every stage that it needs. A stage that is down gets it when it is
-    /// up. Never waits for others who open one.
+    /// up. Does not queue for the lock behind others that open one.
     pub fn open_request(
         self: &Arc<Self>,
         plan: RequestPlan,
@@ -256,7 +256,7 @@ impl Ledger {
         }
     }
 
-    /// Gives a request that has come its sequences.
+    /// Opens a request that has arrived: gives it its sequences.
     fn begin(&self, state: &mut State, arrival: Arrival) {
         let Arrival { request, at, owed, stages, open, known, follow } = arrival;
         let (content, waiting): (_, Vec<_>) = (open.journal.content(), open.journal.unfinished().collect());

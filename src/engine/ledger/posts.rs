@@ -2,9 +2,9 @@
 //! next launch; any actor posts the failure of a sequence. Where the lock of the ledger is free, the actor's thread
 //! carries the post out itself; otherwise the thread that holds the lock carries it out when it releases the lock.
 //!
-//! Arrivals: requests that come at once do not take the lock one after the other, each woken by the one before, which
-//! takes longer than what they do under it. One of their threads lets all in that have come; the others go on. No actor
-//! does: to let a request in takes longer than a launch should wait.
+//! Arrivals: the threads of requests that come at once do not take the lock one after the other, each woken by the one
+//! before, which takes longer than what they do under it. One of the threads opens all requests that have arrived; the
+//! others go on. No actor opens any: that takes longer than a launch should wait.
 
 use super::{Arrival, Ledger, State};
 use crate::journal::Edge;
@@ -25,14 +25,14 @@ pub(super) enum Post {
     InputLost(Replica, RequestId, Attempt, Seq),
 }
 
-/// A state behind a lock, the posts to carry out as soon as the lock is free, and what comes in before them.
+/// A state behind a lock, the posts to carry out as soon as the lock is free, and the arrivals to open before them.
 pub(super) struct PostedLock<S, P, A> {
     state: Mutex<S>,
     /// Each locked for a push or a take and nothing else.
     posts: Mutex<Vec<P>>,
     arrivals: Mutex<VecDeque<A>>,
-    /// Whose holder lets in what arrives.
-    door: Mutex<()>,
+    /// Held by the thread that opens arrivals for the others.
+    opener: Mutex<()>,
 }
 
 /// The locked state. When its holder drops it, the holder carries out the posts that came meanwhile.
@@ -50,34 +50,31 @@ impl<S, P, A> PostedLock<S, P, A> {
             state: Mutex::new(state),
             posts: Mutex::default(),
             arrivals: Mutex::default(),
-            door: Mutex::default(),
+            opener: Mutex::default(),
         }
     }
 
     /// The state after all earlier arrivals and posts. Waits for the lock.
-    pub fn lock<F: Fn(&mut S, P)>(&self, let_in: impl Fn(&mut S, A), carry_out: F) -> Locked<'_, S, P, A, F> {
+    pub fn lock<F: Fn(&mut S, P)>(&self, open: impl Fn(&mut S, A), carry_out: F) -> Locked<'_, S, P, A, F> {
         // Only a bug in a pure core could panic under the lock; to go on serves the other clients better than to fail
         // them all.
         let mut state = held(self.state.lock());
         // One by one: a panic must not cost those behind it.
         while let Some(arrival) = self.next_arrival() {
-            let_in(&mut state, arrival);
+            open(&mut state, arrival);
         }
         taken(&self.posts).into_iter().for_each(|post| carry_out(&mut state, post));
         Locked { state, _rest: Rest(self, carry_out) }
     }
 
-    /// Lets in what arrives. Whoever locks the state from now on finds it there.
-    pub fn arrive(&self, arrival: A, let_in: impl Fn(&mut S, A), carry_out: impl Fn(&mut S, P)) {
+    /// Opens an arrival, here or on the thread that opens others. Every thread that locks the state from now on finds
+    /// it open.
+    pub fn arrive(&self, arrival: A, open: impl Fn(&mut S, A), carry_out: impl Fn(&mut S, P)) {
         held(self.arrivals.lock()).push_back(arrival);
-        // An arrival cannot be missed: whoever finds the door taken has pushed before its holder looks again.
+        // No arrival is missed: a thread that finds the opener taken has pushed before the opener looks again.
         while !held(self.arrivals.lock()).is_empty() {
-            let _door = match self.door.try_lock() {
-                Ok(door) => door,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            drop(self.lock(&let_in, &carry_out));
+            let Some(_opener) = held_if_free(&self.opener) else { return };
+            drop(self.lock(&open, &carry_out));
         }
     }
 
@@ -96,11 +93,7 @@ impl<S, P, A> PostedLock<S, P, A> {
     /// looks after it has let go.
     fn settle(&self, carry_out: impl Fn(&mut S, P)) {
         while !held(self.posts.lock()).is_empty() {
-            let mut state = match self.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
+            let Some(mut state) = held_if_free(&self.state) else { return };
             taken(&self.posts).into_iter().for_each(|post| carry_out(&mut state, post));
         }
     }
@@ -108,6 +101,14 @@ impl<S, P, A> PostedLock<S, P, A> {
 
 fn held<'a, T>(lock: LockResult<MutexGuard<'a, T>>) -> MutexGuard<'a, T> {
     lock.unwrap_or_else(PoisonError::into_inner)
+}
+
+fn held_if_free<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match lock.try_lock() {
+        Ok(held) => Some(held),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 fn taken<T>(queue: &Mutex<Vec<T>>) -> Vec<T> {
@@ -134,12 +135,12 @@ impl<S, P, A, F: Fn(&mut S, P)> Drop for Rest<'_, S, P, A, F> {
 }
 
 impl Ledger {
-    /// Takes the lock; lets in who has come before, and carries out the posts before and after.
+    /// Takes the lock; opens the requests that have arrived, and carries out the posts before and after.
     pub(super) fn lock(&self) -> impl DerefMut<Target = State> + '_ {
         self.state.lock(|state, arrival| self.begin(state, arrival), |state, post| self.carry_post(state, post))
     }
 
-    /// Opens a request. Waits for the lock, but for none of those who come at once.
+    /// Opens a request, or leaves that to the thread that opens others. Waits for the lock, but not behind them.
     pub(super) fn come_in(&self, arrival: Arrival) {
         let carry_out = |state: &mut State, post| self.carry_post(state, post);
         self.state.arrive(arrival, |state, arrival| self.begin(state, arrival), carry_out);
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn who_arrives_while_another_lets_in_goes_on_and_is_let_in() {
+    fn an_arrival_does_not_wait_for_the_thread_that_opens_and_is_opened_by_it() {
         let lock = Numbers::new(Vec::new());
         let (inside, come) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
@@ -280,15 +281,15 @@ mod tests {
     }
 
     #[test]
-    fn whoever_locks_finds_what_has_arrived_before_what_was_posted() {
+    fn the_lock_opens_arrivals_before_it_carries_out_posts() {
         let lock = Numbers::new(Vec::new());
-        let door = lock.door.lock().unwrap();
+        let opener = lock.opener.lock().unwrap();
         lock.arrive(1, append, append);
         lock.arrive(2, append, append);
         held(lock.posts.lock()).push(3);
-        assert_eq!(*held(lock.state.lock()), [0; 0], "another thread lets in");
+        assert_eq!(*held(lock.state.lock()), [0; 0], "another thread opens");
         assert_eq!(*lock.lock(append, append), [1, 2, 3]);
-        drop(door);
+        drop(opener);
     }
 
     #[test]

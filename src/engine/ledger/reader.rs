@@ -36,7 +36,7 @@ impl Listener for Reader {
     }
 
     fn read(&self, event: &Event) {
-        // The others are no output.
+        // Only these are counted when they are handed over.
         if !matches!(event, Event::Audio(_) | Event::Text(_)) {
             return;
         }
