@@ -1,17 +1,23 @@
 //! Admission of requests: [`AdmissionCore`] with the clock and the metrics. Every admitted request has a slot in every
 //! stage, so that a slow client never keeps another request waiting for one.
+//!
+//! Only a request that comes waits for the lock, because it needs the answer. What is told of the others, some five times
+//! for each piece of an answer, is posted ([`PostedLock`]): many streams at once would wait for each other otherwise.
 
 use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError};
 use super::ledger::Ledger;
+use super::posted_lock::PostedLock;
 use omni_config::{AdmissionMode, LimitsConfig};
 use omni_core::admission::{
-    Accepted, AdmissionCore, AdmissionLimits, AdmissionStatus, Asked, Ended, Reason, Refusal, Ticket,
+    Accepted, AdmissionCore, AdmissionLimits, AdmissionStatus, Asked, Ended, Kept, Reason, Refusal, Ticket,
 };
 use omni_telemetry::AdmissionMetrics;
 use omni_telemetry::clock::Clock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::ops::DerefMut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -27,7 +33,9 @@ struct Shared {
     clock: Clock,
     samples_per_second: f64,
     metrics: AdmissionMetrics,
-    state: Mutex<State>,
+    state: PostedLock<State, Told, Infallible>,
+    /// What posts have led to, until a thread that has the lock no more does it.
+    owed: Mutex<VecDeque<Changed>>,
     /// Places in use, for [`Admissions::all_left`].
     held: watch::Sender<usize>,
     /// Pauses requests and lets them go on. Called without any lock held.
@@ -71,13 +79,47 @@ struct State {
 /// What ends a request whose place is gone. Called without any lock held.
 type Ender = Box<dyn FnOnce(RequestError) + Send>;
 
-/// What is to be done for other requests when one comes, goes, or is read.
+/// What is to be done without the lock when a request comes, goes, or is read.
 #[derive(Default)]
 struct Changed {
-    /// Ends the background requests that make way.
-    over: Vec<Box<dyn FnOnce() + Send>>,
+    /// Ends requests whose places are gone: those that nobody waits for make way.
+    over: Vec<(Ender, RequestError)>,
     /// The places whose requests are to pause or to go on, which they were told.
     places: Vec<Arc<Place>>,
+    /// A request that has left: its deadlines, and what would have ended it.
+    left: Option<(Option<Kept>, Option<End>)>,
+}
+
+impl Changed {
+    fn is_empty(&self) -> bool {
+        self.over.is_empty() && self.places.is_empty() && self.left.is_none()
+    }
+}
+
+/// What admission is told of a request that it has admitted, and when.
+struct Told {
+    ticket: Ticket,
+    now: Duration,
+    news: News,
+}
+
+enum News {
+    /// Its reader waits for the next event.
+    Waits,
+    /// Its reader has sound of this length.
+    Heard(Duration),
+    /// Its reader has so many characters of text.
+    Read(usize),
+    /// Its reader has the last event.
+    Complete,
+    /// It waits for text that its client is still writing.
+    WaitsForText,
+    /// Its client wrote so many characters.
+    Wrote(usize),
+    /// This ends it when its place is taken away.
+    EndsBy(Ender),
+    /// It gives its place back.
+    Left,
 }
 
 enum End {
@@ -136,13 +178,14 @@ impl Admissions {
             clock,
             samples_per_second: f64::from(sample_rate),
             metrics,
-            state: Mutex::new(State {
+            state: PostedLock::new(State {
                 core,
                 ends: BTreeMap::new(),
                 places: BTreeMap::new(),
                 ticked: None,
                 restarts: 0,
             }),
+            owed: Mutex::default(),
             held: watch::Sender::new(0),
             ledger: OnceLock::new(),
         }))
@@ -156,6 +199,7 @@ impl Admissions {
     /// When first sounds are expected from now on, where requests do not say.
     pub fn set_first_audio(&self, deadline: Duration) {
         self.0.lock().core.set_first_audio(deadline);
+        self.0.follow();
     }
 
     /// A place now, or why not and when to come again.
@@ -165,9 +209,12 @@ impl Admissions {
         let mut state = shared.lock();
         let now = shared.now();
         if options.slo == Slo::Background {
+            let ticket = state.core.ask_background(now);
+            state.ends.extend(ticket.map(|ticket| (ticket, End::Unknown)));
+            drop(state);
+            shared.follow();
             let busy = || SubmitError::Busy("there is no room for what nobody waits for".into());
-            let ticket = state.core.ask_background(now).ok_or_else(busy)?;
-            state.ends.insert(ticket, End::Unknown);
+            let ticket = ticket.ok_or_else(busy)?;
             return Ok(Permit { shared: Arc::clone(shared), ticket, place: Arc::default() });
         }
         if state.restarts != restarts {
@@ -178,26 +225,25 @@ impl Admissions {
         let slo = if sounds { options.slo } else { Slo::BestEffort };
         let asked = Asked { tenant: options.tenant, slo, steady, chat };
         let answer = state.core.ask(&asked, now);
-        let status = state.core.status();
+        let capacity = state.core.capacity();
         let (mut yielded, place) = (None, Arc::<Place>::default());
         if let Ok(Accepted { ticket, instead_of }) = &answer {
             state.ends.insert(*ticket, End::Unknown);
             state.places.insert(*ticket, Arc::clone(&place));
             yielded = instead_of.and_then(|ticket| state.end(ticket, RequestError::Yielded));
+            shared.held.send_replace(state.core.held());
         }
         let changed = state.changed();
         drop(state);
         shared.settle(changed);
-        if let Some(end) = yielded {
+        shared.follow();
+        if let Some((end, error)) = yielded {
             shared.metrics.ended("yielded");
-            end();
+            end(error);
         }
-        shared.metrics.capacity(status.capacity);
+        shared.metrics.capacity(capacity);
         match answer {
-            Ok(Accepted { ticket, .. }) => {
-                shared.held.send_replace(status.held);
-                Ok(Permit { shared: Arc::clone(shared), ticket, place })
-            }
+            Ok(Accepted { ticket, .. }) => Ok(Permit { shared: Arc::clone(shared), ticket, place }),
             Err(refusal) => Err(self.told(refusal)),
         }
     }
@@ -210,26 +256,30 @@ impl Admissions {
         state.excuse(now);
         state.ticked = Some(now);
         let ended = state.core.tick(now);
-        let mut ends = Vec::new();
+        let mut over = Vec::new();
         for (ticket, why) in ended {
             let (reason, error) = match why {
                 Ended::Slow(limit) => ("slow_client", RequestError::SlowClient(limit)),
                 Ended::Old(limit) => ("lifetime", RequestError::TimedOut(limit)),
             };
             shared.metrics.ended(reason);
-            ends.extend(state.end(ticket, error));
+            over.extend(state.end(ticket, error));
         }
-        let (status, changed) = (state.core.status(), state.changed());
+        let (capacity, held) = (state.core.capacity(), state.core.held());
+        shared.held.send_if_modified(|told| std::mem::replace(told, held) != held);
+        let mut changed = state.changed();
         drop(state);
+        changed.over.append(&mut over);
         shared.settle(changed);
-        ends.into_iter().for_each(|end| end());
-        shared.metrics.capacity(status.capacity);
-        shared.held.send_if_modified(|held| std::mem::replace(held, status.held) != status.held);
+        shared.follow();
+        shared.metrics.capacity(capacity);
     }
 
     /// The status now.
     pub fn status(&self) -> AdmissionStatus {
-        self.0.lock().core.status()
+        let status = self.0.lock().core.status();
+        self.0.follow();
+        status
     }
 
     /// Resolves when no request is left.
@@ -258,26 +308,71 @@ impl Shared {
         self.clock.now()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Only a bug in a pure core could panic under the lock; to go on serves every client better.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The state. [`Shared::follow`] is due when the lock is free.
+    fn lock(&self) -> impl DerefMut<Target = State> + '_ {
+        self.state.lock(|_, never| match never {}, |state, told| self.carry_out(state, told))
     }
 
-    /// Tells the core something; then requests are paused or go on as it says.
-    fn tell(&self, what: impl FnOnce(&mut AdmissionCore, Duration)) {
-        let now = self.now();
-        let mut state = self.lock();
-        what(&mut state.core, now);
-        let changed = state.changed();
-        drop(state);
-        self.settle(changed);
+    /// Tells of a request. Never waits for the lock.
+    fn tell(&self, ticket: Ticket, news: News) {
+        let told = Told { ticket, now: self.now(), news };
+        self.state.post(told, |state, told| self.carry_out(state, told));
+        self.follow();
     }
 
-    fn settle(&self, Changed { over, places: changed }: Changed) {
-        over.into_iter().for_each(|end| end());
-        let Some(ledger) = self.ledger.get().and_then(Weak::upgrade) else { return };
-        changed.iter().for_each(|place| ledger.settle(place));
-        let paused = changed.iter().filter(|place| place.wanted.load(Ordering::SeqCst)).count();
+    fn carry_out(&self, state: &mut State, Told { ticket, now, news }: Told) {
+        let core = &mut state.core;
+        let (mut over, mut left) = (None, None);
+        match news {
+            News::Waits => core.waits(ticket, now),
+            News::Heard(length) => core.heard(ticket, length, now),
+            News::Read(chars) => core.read(ticket, chars, now),
+            News::Complete => core.complete(ticket),
+            News::WaitsForText => core.waits_for_text(ticket, now),
+            News::Wrote(chars) => core.wrote(ticket, chars, now),
+            News::EndsBy(ender) => over = state.ends_by(ticket, ender),
+            News::Left => {
+                let kept = core.left(ticket, now);
+                self.held.send_replace(core.held());
+                state.places.remove(&ticket);
+                left = Some((kept, state.ends.remove(&ticket)));
+            }
+        }
+        let mut changed = state.changed();
+        changed.over.extend(over);
+        changed.left = left;
+        if !changed.is_empty() {
+            self.owed().push_back(changed);
+        }
+    }
+
+    /// Does what posts have led to, whichever thread carried them out. To be called without any lock held.
+    fn follow(&self) {
+        while let Some(changed) = self.next_owed() {
+            self.settle(changed);
+        }
+    }
+
+    fn next_owed(&self) -> Option<Changed> {
+        self.owed().pop_front()
+    }
+
+    /// Locked for a push or a pop and nothing else.
+    fn owed(&self) -> impl DerefMut<Target = VecDeque<Changed>> + '_ {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn settle(&self, Changed { over, places, left }: Changed) {
+        over.into_iter().for_each(|(end, error)| end(error));
+        if let Some((Some(kept), _)) = left {
+            let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];
+            for (deadline, met) in deadlines.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
+                self.metrics.deadline(deadline, met);
+            }
+        }
+        let Some(ledger) = self.ledger.get().and_then(Weak::upgrade).filter(|_| !places.is_empty()) else { return };
+        places.iter().for_each(|place| ledger.settle(place));
+        let paused = places.iter().filter(|place| place.wanted.load(Ordering::SeqCst)).count();
         self.metrics.paused(paused);
     }
 }
@@ -298,7 +393,7 @@ impl State {
     fn changed(&mut self) -> Changed {
         let mut changed = Changed::default();
         for ticket in self.core.make_way() {
-            changed.over.extend(self.end(ticket, RequestError::Yielded).map(|end| Box::new(end) as Box<_>));
+            changed.over.extend(self.end(ticket, RequestError::Yielded));
         }
         for (ticket, paused) in self.core.changes() {
             if let Some(place) = self.places.get(&ticket) {
@@ -309,12 +404,24 @@ impl State {
         changed
     }
 
-    /// What ends a request, to be called when the lock is free.
-    fn end(&mut self, ticket: Ticket, error: RequestError) -> Option<impl FnOnce() + Send + use<>> {
+    /// What ends a request, to be called with the error when the lock is free.
+    fn end(&mut self, ticket: Ticket, error: RequestError) -> Option<(Ender, RequestError)> {
         let end = self.ends.get_mut(&ticket)?;
         match std::mem::replace(end, End::Over(error.clone())) {
-            End::By(ender) => Some(move || ender(error)),
+            End::By(ender) => Some((ender, error)),
             End::Unknown | End::Over(_) => None,
+        }
+    }
+
+    /// Says what ends a request; returned with the error if it was to be ended before.
+    fn ends_by(&mut self, ticket: Ticket, ender: Ender) -> Option<(Ender, RequestError)> {
+        let end = self.ends.get_mut(&ticket)?;
+        match std::mem::replace(end, End::Unknown) {
+            End::Over(error) => Some((ender, error)),
+            End::Unknown | End::By(_) => {
+                *end = End::By(ender);
+                None
+            }
         }
     }
 }
@@ -322,15 +429,7 @@ impl State {
 impl Permit {
     /// Says what ends the request when its place is taken away.
     pub fn ends_by(&self, ender: impl FnOnce(RequestError) + Send + 'static) {
-        let mut state = self.shared.lock();
-        let Some(end) = state.ends.get_mut(&self.ticket) else { return };
-        match std::mem::replace(end, End::Unknown) {
-            End::Over(error) => {
-                drop(state);
-                ender(error);
-            }
-            End::Unknown | End::By(_) => *end = End::By(Box::new(ender)),
-        }
+        self.shared.tell(self.ticket, News::EndsBy(Box::new(ender)));
     }
 
     /// For what is made for the request.
@@ -346,51 +445,37 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        let kept = state.core.left(self.ticket, self.shared.now());
-        let ender = state.ends.remove(&self.ticket);
-        state.places.remove(&self.ticket);
-        let (held, changed) = (state.core.status().held, state.changed());
-        drop(state);
-        self.shared.settle(changed);
-        drop(ender);
-        if let Some(kept) = kept {
-            let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];
-            for (deadline, met) in deadlines.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
-                self.shared.metrics.deadline(deadline, met);
-            }
-        }
-        self.shared.held.send_replace(held);
+        self.shared.tell(self.ticket, News::Left);
     }
 }
 
 impl Watch {
     /// The reader waits for the next event.
     pub fn waits(&self) {
-        self.shared.tell(|core, now| core.waits(self.ticket, now));
+        self.shared.tell(self.ticket, News::Waits);
     }
 
     /// It has read one.
     pub fn heard(&self, event: &Event) {
-        match event {
+        let news = match event {
             Event::Audio(chunk) => {
-                let length = Duration::from_secs_f64(chunk.samples.len() as f64 / self.shared.samples_per_second);
-                self.shared.tell(|core, now| core.heard(self.ticket, length, now));
+                News::Heard(Duration::from_secs_f64(chunk.samples.len() as f64 / self.shared.samples_per_second))
             }
-            Event::Text(text) => self.shared.tell(|core, now| core.read(self.ticket, text.chars().count(), now)),
-            Event::Finished { .. } | Event::Failed(_) => self.shared.tell(|core, _| core.complete(self.ticket)),
-            Event::Started { .. } | Event::Word(_) => {}
-        }
+            Event::Text(text) => News::Read(text.chars().count()),
+            Event::Finished { .. } | Event::Failed(_) => News::Complete,
+            Event::Started { .. } | Event::Word(_) => return,
+        };
+        self.shared.tell(self.ticket, news);
     }
 
     /// The request waits for text that its client is still writing.
     pub fn waits_for_text(&self) {
-        self.shared.tell(|core, now| core.waits_for_text(self.ticket, now));
+        self.shared.tell(self.ticket, News::WaitsForText);
     }
 
     /// Its client wrote so many characters.
     pub fn wrote(&self, chars: usize) {
-        self.shared.tell(|core, now| core.wrote(self.ticket, chars, now));
+        self.shared.tell(self.ticket, News::Wrote(chars));
     }
 }
 
@@ -419,16 +504,65 @@ mod tests {
         admissions.all_left().await;
     }
 
+    fn entrant(options: &RequestOptions) -> Entrant<'_> {
+        Entrant { options, steady: true, chat: false, sounds: true, restarts: 0 }
+    }
+
     #[tokio::test]
     async fn a_request_that_lost_its_place_before_it_began_ends_when_it_does() {
         let admissions = Admissions::new(&Config::default().limits, 24_000);
-        let options = RequestOptions::default();
-        let entrant = Entrant { options: &options, steady: true, chat: false, sounds: true, restarts: 0 };
-        let permit = admissions.enter(entrant).unwrap();
+        let permit = admissions.enter(entrant(&RequestOptions::default())).unwrap();
         let end = admissions.0.lock().end(permit.ticket, RequestError::Yielded);
         assert!(end.is_none(), "nothing is known that could end it");
         let (told, ended) = std::sync::mpsc::channel();
         permit.ends_by(move |error| told.send(error).unwrap());
         assert_eq!(ended.recv().unwrap(), RequestError::Yielded);
+    }
+
+    #[tokio::test]
+    async fn what_is_told_while_a_request_comes_waits_for_nobody_and_is_done_after_it() {
+        let admissions = Admissions::new(&Config::default().limits, 24_000);
+        let options = RequestOptions::default();
+        let [stays, leaves] = [0; 2].map(|_| admissions.enter(entrant(&options)).unwrap());
+        let (told, ended) = std::sync::mpsc::channel();
+        let mut state = admissions.0.lock();
+        assert!(state.end(stays.ticket, RequestError::Yielded).is_none(), "nothing is known that could end it");
+        // This thread would wait for ever if it waited for the lock.
+        stays.watch().waits();
+        stays.ends_by(move |error| told.send(error).unwrap());
+        drop(leaves);
+        assert_eq!(state.core.held(), 2);
+        drop(state);
+        assert!(ended.try_recv().is_err(), "the holder of the lock ends nothing under it");
+        assert_eq!(admissions.status().held, 1);
+        assert_eq!(ended.try_recv().unwrap(), RequestError::Yielded, "the next one does");
+        drop(stays);
+        admissions.all_left().await;
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_of_requests_of_many_threads() {
+        let limits = LimitsConfig { max_requests: 64, ..Config::default().limits };
+        let admissions = Admissions::new(&limits, 24_000);
+        let options = RequestOptions::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1_000 {
+                        let permit = admissions.enter(entrant(&options)).unwrap();
+                        permit.ends_by(|error| panic!("{error}"));
+                        let watch = permit.watch();
+                        watch.waits();
+                        drop(permit);
+                        watch.heard(&Event::Text("late".into()));
+                    }
+                });
+            }
+        });
+        admissions.all_left().await;
+        let state = admissions.0.lock();
+        assert_eq!((state.core.held(), state.ends.len(), state.places.len()), (0, 0, 0));
+        drop(state);
+        assert!(admissions.0.owed().is_empty());
     }
 }

@@ -32,6 +32,7 @@ use super::client::Client;
 use super::encoded::{MediaPermit, MediaPlan, MediaStore};
 use super::journal::{Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
+use super::posted_lock::PostedLock;
 use super::stages::Stages;
 use super::stream::Expired;
 use omni_core::ids::{Content, FinishReason, Replica, RequestId, StageName};
@@ -44,7 +45,7 @@ use omni_telemetry::clock::Clock;
 use omni_telemetry::{RequestKind, RequestMetrics, speech_astray};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::PayloadSender;
-use posts::{Post, PostedLock};
+use posts::Post;
 use reader::Reader;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, VecDeque};
@@ -215,8 +216,8 @@ impl Ledger {
             });
         }
         let pace = self.faults.site(None, FaultPoint::Client);
-        let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
-        let listener = Reader { ledger, request, pace, heard, expired, _permit: permit };
+        let (ledger, heard, ended) = (Arc::clone(self), AtomicBool::default(), AtomicBool::default());
+        let listener = Reader { ledger, request, pace, heard, ended, expired, _permit: permit };
         ResponseStream::heard_by(events, listener)
     }
 

@@ -54,6 +54,7 @@ mod media;
 pub mod models;
 pub mod placement;
 mod plan;
+mod posted_lock;
 pub mod process;
 mod recent;
 mod refusal;

@@ -275,7 +275,7 @@ const BLOCKS: [&str; 19] = [
 
 /// The files that a launch goes through: from the outcome of a step by way of the sampler and the scheduler to the command
 /// and the model, with what either tells others on that way.
-const LAUNCH_PATH: [&str; 17] = [
+const LAUNCH_PATH: [&str; 18] = [
     "actors/model_runner.rs",
     "actors/sampler/mod.rs",
     "actors/sampler/read.rs",
@@ -290,6 +290,7 @@ const LAUNCH_PATH: [&str; 17] = [
     "core/scheduler/mod.rs",
     "core/scheduler/sequence.rs",
     "engine/ledger/posts.rs",
+    "engine/posted_lock.rs",
     "fault/site.rs",
     "fault/plan.rs",
     "transfer/lease.rs",
@@ -322,12 +323,13 @@ const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("actors/handle.rs", "remote", ".lock(", 1, "held for a clone"),
     ("actors/handle.rs", "current", ".lock(", 1, "held for a clone: no holder does more than clone or assign"),
     ("actors/handle.rs", "lock", ".lock(", 1, "for those above"),
-    ("engine/ledger/posts.rs", "lock", ".lock(", 2, "those who work in the ledger; actors on this path post instead"),
-    ("engine/ledger/posts.rs", "post", ".lock(", 1, "the list of posts: held for a push or a take, never for work"),
-    ("engine/ledger/posts.rs", "settle", ".lock(", 1, "the list of posts; the ledger itself is only tried"),
-    ("engine/ledger/posts.rs", "taken", ".lock(", 1, "the list of posts"),
-    ("engine/ledger/posts.rs", "next_arrival", ".lock(", 1, "the list of arrivals: held for a push or a pop"),
-    ("engine/ledger/posts.rs", "arrive", ".lock(", 3, "those who open requests; no actor does"),
+    ("engine/ledger/posts.rs", "lock", ".lock(", 1, "those who work in the ledger; actors on this path post instead"),
+    ("engine/posted_lock.rs", "lock", ".lock(", 1, "those who work in the state behind it"),
+    ("engine/posted_lock.rs", "post", ".lock(", 1, "the list of posts: held for a push or a take, never for work"),
+    ("engine/posted_lock.rs", "settle", ".lock(", 1, "the list of posts; the state itself is only tried"),
+    ("engine/posted_lock.rs", "taken", ".lock(", 1, "the list of posts"),
+    ("engine/posted_lock.rs", "next_arrival", ".lock(", 1, "the list of arrivals: held for a push or a pop"),
+    ("engine/posted_lock.rs", "arrive", ".lock(", 3, "those who open requests; no actor does"),
     ("fault/site.rs", "happen", "sleep(", 2, "a pause or a hang that a fault plan asks for"),
     ("fault/site.rs", "inject_async", "sleep(", 1, "a pause that a fault plan asks for"),
     ("fault/site.rs", "inject_async", ".await", 1, "a pause that a fault plan asks for"),

@@ -313,8 +313,17 @@ impl AdmissionCore {
     /// The status now.
     pub fn status(&self) -> AdmissionStatus {
         let realtime = self.streams.values().filter(|stream| stream.slo != Slo::BestEffort).count();
-        let capacity = if self.limits.by_deadlines { self.capacity.now() } else { self.limits.places };
-        AdmissionStatus { capacity, held: self.streams.len(), realtime }
+        AdmissionStatus { capacity: self.capacity(), held: self.held(), realtime }
+    }
+
+    /// Streams that the server carries in real time.
+    pub fn capacity(&self) -> usize {
+        if self.limits.by_deadlines { self.capacity.now() } else { self.limits.places }
+    }
+
+    /// Streams that have a place or wait for theirs.
+    pub fn held(&self) -> usize {
+        self.streams.len()
     }
 
     /// The places for a request of this service level.

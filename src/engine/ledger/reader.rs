@@ -1,13 +1,12 @@
 //! What the ledger hears of the client that reads a response.
 
 use super::Ledger;
+use super::posts::Post;
 use crate::admission::Permit;
 use crate::api::{Event, Listener};
-use crate::journal::Edge;
 use crate::stream::Expired;
 use omni_core::ids::RequestId;
 use omni_core::ledger::Failure;
-use omni_core::scheduler::Ack;
 use omni_fault::{FaultEvent, FaultSite};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +19,8 @@ pub(super) struct Reader {
     /// The fault point of a slow client, and whether the client has heard anything.
     pub pace: FaultSite,
     pub heard: AtomicBool,
+    /// Whether it has heard the last event.
+    pub ended: AtomicBool,
     /// Set where the stream is dropped because its time is over.
     pub expired: Expired,
     pub _permit: Option<Permit>,
@@ -36,24 +37,23 @@ impl Listener for Reader {
     }
 
     fn read(&self, event: &Event) {
-        // Only these are counted when they are handed over.
-        if !matches!(event, Event::Audio(_) | Event::Text(_)) {
-            return;
-        }
-        let now = self.ledger.now();
-        let mut state = self.ledger.lock();
-        state.core.read(self.request, now);
-        if let Event::Audio(chunk) = event {
-            state.core.heard(self.request, self.ledger.unit * chunk.frames.0);
-            let before = state.open.get(&self.request).map(|open| open.journal.acknowledged(Edge::Audio));
-            let upto = before.unwrap_or(0).saturating_add(chunk.frames.0);
-            self.ledger.ack(&mut state, Edge::Audio, vec![Ack { request: self.request, upto }]);
-        }
+        // Only text and sound are counted when they are handed over.
+        let frames = match event {
+            Event::Audio(chunk) => Some(chunk.frames),
+            Event::Text(_) => None,
+            Event::Finished { .. } | Event::Failed(_) => return self.ended.store(true, Ordering::Relaxed),
+            Event::Started { .. } | Event::Word(_) => return,
+        };
+        self.ledger.post(Post::Read(self.request, frames, self.ledger.now()));
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
+        // The ledger has closed a request before its client reads the last event.
+        if *self.ended.get_mut() {
+            return;
+        }
         let mut state = self.ledger.lock();
         let effect = match self.expired.get() {
             Some(life) => state.core.fail(self.request, Failure::TimedOut(*life)),
