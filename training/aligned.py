@@ -129,9 +129,9 @@ class Reader:
         if said is None:
             return None
         phonemes, ids = said
-        _, (lh, th, ln, lr, phi, f0, which) = self.t.nets([ids], 1.0 if voice == "heart" else SPEED)[0]
-        w = self.t.dsp.synth(lh, th, ln, lr, phi, f0, rng)
-        at = columns(which, len(w) // len(which), voice, phonemes)
+        _, net = self.t.nets([ids], 1.0 if voice == "heart" else SPEED)[0]
+        w = self.t.sound(net, voice, rng)
+        at = columns(net[-1], len(w) // len(net[-1]), voice, phonemes)
         return (w if voice == "heart" else resample(w, UP, DOWN)), phonemes, at
 
 

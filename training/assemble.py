@@ -14,9 +14,7 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from nets import *
 
 text, th_d, tk_d, c2w_d, OUT = sys.argv[1:6]
-# How freely the voice is sampled. The reference samples groups 1..7 at temperature 1 whatever a checkpoint says, which a
-# predictor of this size does not bear; so its logits are made larger. README.md has what other temperatures cost.
-PREDICTOR_TEMPERATURE, TALKER_TEMPERATURE = 0.5, 0.3
+TALKER_TEMPERATURE = 0.3  # how freely the voice is sampled; README.md has what other temperatures cost
 os.makedirs(OUT, exist_ok=True)
 I = Ids(text)
 t = I.tok.token_to_id

@@ -17,6 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOOLS = os.path.join(HERE, "..", "tools")
 sys.path.insert(0, TOOLS)
 import sentences
+from synth import VOICES, Teacher
 
 
 def run(*command):
@@ -85,7 +86,6 @@ class Card:
     def lengths(self, name, folder, texts):
         """How many are 30 % longer or shorter than the teacher says them, and which."""
         import numpy as np
-        from synth import Teacher
 
         teacher, rng, odd = Teacher(self.a.hibari), np.random.default_rng(0), []
         for i, text in enumerate(texts, 1):
@@ -157,7 +157,7 @@ def main():
     a = parser.parse_args()
     card, parts = Card(a), a.only.split(",")
     held, hard = sentences.read(f"{HERE}/heldout.txt")[: a.n], sentences.read(f"{HERE}/hard.txt")[: a.n]
-    for voice in ("heart", "alto"):
+    for voice in VOICES:
         for name, texts in (("heldout", held), ("hard", hard)):
             if name in parts:
                 label = f"{voice} {'plain' if name == 'heldout' else 'numbers, dates, names'}"
@@ -165,7 +165,7 @@ def main():
     if "heldout" in parts:
         card.judge("heart plain, greedy", card.speak("heart-greedy", held, "heart", greedy=True), held)
     if "long" in parts:
-        for voice in ("heart", "alto"):
+        for voice in VOICES:
             card.long(voice, held)
     if "teacher" in parts and a.codec and a.vocoder:
         plain = card.sentences("plain", held)

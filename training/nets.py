@@ -5,11 +5,14 @@ import json, math, os
 import torch, torch.nn as nn, torch.nn.functional as F
 
 G, CB, FPS, HOP, SR = 8, 512, 12.5, 1920, 24000  # code groups, codes per group
-SPEAKERS = {"heart": 0, "alto": 1}
+SPEAKERS = {"heart": 0, "alto": 1, "tenor": 2}
 VOCAB = 1040  # text vocabulary (tokenizer uses 1033)
 codec = lambda real: real - 2048 + CB  # codec special ids sit right behind the codes, as in the real model
 PAD_C, BOS_C, EOS_C, NOTHINK, THINK_BOS, THINK_EOS = (codec(x) for x in (2148, 2149, 2150, 2155, 2156, 2157))
 SPK = {n: codec(2301 + i) for n, i in SPEAKERS.items()}
+# The reference samples groups 1..7 at temperature 1 whatever a checkpoint says, which a predictor of this size does not
+# bear; so the logits of a checkpoint are made larger.
+PREDICTOR_TEMPERATURE = 0.5
 TH = dict(hidden=256, layers=4, heads=4, kv=2, hd=64, experts=4, topk=2, inter=128, shared=0, theta=1e6, eps=1e-6)
 TK = dict(
     hidden=256,

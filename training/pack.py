@@ -3,7 +3,8 @@
     python pack.py to WORK_DIR OUT_DIR        the newest weights of every stage
     python pack.py from IN_DIR WORK_DIR       back to one file a stage (float32)
 
-Of the codec, only what encoding needs is kept; its codebooks stay float32.
+Of the codec, only what encoding needs is kept; its codebooks stay float32. state.pt of the talker is what a training goes on
+from; its parts (talker and guides) become one list of tensors.
 """
 
 import glob, os, sys
@@ -14,10 +15,23 @@ if torch.version.cuda and not torch.cuda.is_available():
 STAGES = {
     "thinker": ("thinker/thinker.pt", 1),
     "talker": ("talker/talker.pt", 2),
+    "state": ("talker/state.pt", 2),
     "code2wav": ("c2w/code2wav.pt", 1),
     "codec": ("codec/codec.pt", 2),
 }
 UNUSED = ("dec.", "din.", "phones.", "rvq.s", "rvq.n", "mel.")
+
+
+def flat(sd):
+    """Tensors of tensors' folders, by path."""
+    return {f"{k}/{n}": x for k, v in sd.items() if isinstance(v, dict) for n, x in v.items()} or sd
+
+
+def folders(sd):
+    out = {}
+    for k, v in sd.items():
+        out.setdefault(k.split("/")[0], {})[k.split("/", 1)[1]] = v
+    return out
 
 
 def pack(work, out):
@@ -28,7 +42,7 @@ def pack(work, out):
             continue
         sd = {
             k: v.to(torch.bfloat16) if v.is_floating_point() and not k.startswith("rvq") else v
-            for k, v in torch.load(f"{work}/{path}", map_location="cpu").items()
+            for k, v in flat(torch.load(f"{work}/{path}", map_location="cpu")).items()
             if name != "codec" or not k.startswith(UNUSED)
         }
         bins, size = [{} for _ in range(parts)], [0] * parts
@@ -50,7 +64,8 @@ def unpack(src, work):
         for f in files:
             sd.update(torch.load(f, map_location="cpu"))
         os.makedirs(os.path.dirname(f"{work}/{path}"), exist_ok=True)
-        torch.save({k: v.float() if v.is_floating_point() else v for k, v in sd.items()}, f"{work}/{path}")
+        sd = {k: v.float() if v.is_floating_point() else v for k, v in sd.items()}
+        torch.save(folders(sd) if name == "state" else sd, f"{work}/{path}")
         open(f"{work}/{os.path.dirname(path)}/DONE", "w").write("ok")
         print(name, len(sd))
 

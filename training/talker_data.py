@@ -15,7 +15,9 @@ NONE, END = -1, -2  # no frame; the end of the speech
 LENGTHS = (96, 120, 128, 160, 192, 240, 256, 320, 384, 480, 512, 640, 768)  # rows of a sequence; all divide ROWS
 ROWS = 3840
 MAX_FRAMES = 400  # sentences are joined up to this: 32 s
-KINDS = {"e": 0.34, "t": 0.24, "g": 0.27, "l": 0.12, "a": 0.03}  # how often each kind of text (texts.py) is drawn
+# How often each kind of text (texts.py) is drawn, and each voice.
+KINDS = {"e": 0.27, "t": 0.17, "g": 0.22, "r": 0.22, "l": 0.09, "a": 0.03}
+VOICES = (0.4, 0.3, 0.3)
 
 
 class Corpus:
@@ -67,7 +69,7 @@ class Corpus:
 class Speech:
     """Codes as encode.py makes them, on the training device; which utterances there are is shared with the workers."""
 
-    def __init__(self, folder, corpus, device, hours=420):
+    def __init__(self, folder, corpus, device, hours=720):
         self.folder, self.corpus, self.seen, self.frames = folder, corpus, set(), 0
         self.codes = torch.zeros(int(hours * 3600 * 12.5), 8 + 3, dtype=torch.int16, device=device)
         self.rows = torch.zeros(
@@ -105,8 +107,11 @@ class Plan:
     def __init__(self, corpus, speech, rows, seed):
         assert rows % ROWS == 0, f"rows per batch: a multiple of {ROWS}"
         self.c, self.s, self.rows, self.r, self.known = corpus, speech, rows, random.Random(seed), 0
-        self.by = {(v, k): [] for v in (0, 1) for k in KINDS}
+        self.by = {(v, k): [] for v in range(len(VOICES)) for k in KINDS}
         self.cum = np.cumsum(list(KINDS.values())).tolist()
+
+    def voice(self):
+        return self.r.choices(range(len(VOICES)), VOICES)[0]
 
     def draw(self, voice):
         while True:
@@ -115,7 +120,7 @@ class Plan:
             if some:
                 return self.r.choice(some)
             if not any(self.by[voice, k] for k in KINDS):
-                voice = 1 - voice
+                voice = self.voice()
 
     def learn(self):
         n = int(self.s.count)
@@ -137,7 +142,7 @@ class Plan:
     def sequence(self, utterance=None):
         """-> [(tokens, words)] of the prefill, of the text, [(first frame, frames)], voice"""
         c, r = self.c, self.r
-        chosen = [utterance or self.draw(int(r.random() > 0.6))]
+        chosen = [utterance or self.draw(self.voice())]
         voice = chosen[0][1]
         if utterance is None and r.random() < 0.25:
             most, total = (r.randint(2, 5) if r.random() < 0.7 else 16), chosen[0][3]

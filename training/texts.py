@@ -398,13 +398,191 @@ for t in texts:
 texts = keep[: A.limit]
 rs = {bare(t) for t in rnd}
 texts = [t for t in texts if bare(t) not in rs]
+# ---------------------------------------------------------------- rare words and names in plain sentences
+# With a generator of their own, so that everything before stays what it was.
+Q = random.Random(11)
+q = Q.choice
+RARE = 52000  # sentences; what is left of the glosses comes on top
+irregular = {}
+for p in ("noun", "verb"):
+    for l in open(f"{WN}/{p}.exc"):
+        form, base = l.split()[:2]
+        irregular.setdefault((p, base), []).append(form)
+
+
+def plural(w):
+    forms = irregular.get(("noun", w))
+    if forms:
+        return forms[0]
+    if re.search(r"[^aeiou]y$", w):
+        return w[:-1] + "ies"
+    return w + ("es" if re.search(r"(s|x|z|ch|sh)$", w) else "s")
+
+
+def stem(w, end):
+    """A verb before -ed or -ing."""
+    if w.endswith("e") and not re.search(r"(ee|oe|ye)$", w):
+        return w[:-1]
+    if re.search(r"^[^aeiou]*[aeiou][bdgklmnprt]$", w):  # of one syllable
+        return w + w[-1]
+    return w[:-1] + "i" if end == "ed" and re.search(r"[^aeiou]y$", w) else w
+
+
+def ing(w):
+    return next((f for f in irregular.get(("verb", w), []) if f.endswith("ing")), stem(w, "ing") + "ing")
+
+
+def past(w):
+    return next((f for f in irregular.get(("verb", w), []) if not f.endswith(("ing", "s"))), stem(w, "ed") + "ed")
+
+
+known = set(W8)
+seldom = {}
+for p in ("noun", "verb", "adj", "adv"):
+    some = [l.split()[0] for l in open(f"{WN}/index.{p}") if not l.startswith("  ")]
+    seldom[p] = [
+        w
+        for w in some
+        if re.fullmatch(r"[a-z]{3,16}", w)
+        and not (w in known or w in proper or BAD.search(w) or re.fullmatch("[ivxlcdm]+", w))
+    ]
+persons, towns, waters = [], [], []
+for l in open(f"{WN}/data.noun"):
+    f = l.split()
+    if l.startswith("  ") or "@i" not in f or f[1] not in ("15", "17", "18"):
+        continue
+    for w in (f[4 + 2 * k].replace("_", " ") for k in range(int(f[3], 16))):
+        if (
+            re.fullmatch(r"[A-Z][A-Za-z' -]{2,28}", w)
+            and not re.search(r"[A-Z]{2}| of | the ", w)
+            and not BAD.search(w)
+        ):
+            {"18": persons, "15": towns, "17": waters}[f[1]].append(w)
+persons = [w for w in dict.fromkeys(persons) if not re.match(r"(Saint|St|Sir|Lord|Pope|King|Queen|The) ", w)]
+towns, waters = ([w for w in dict.fromkeys(x) if len(w.split()) < 4] for x in (towns, waters))
+family = list(dict.fromkeys(w.split()[-1] for w in persons))
+given = list(dict.fromkeys(w.split()[0] for w in persons if len(w.split()) > 1)) + firsts
+
+
+class Turn:
+    """Words one after the other, each as often as the others."""
+
+    def __init__(self, some):
+        self.all, self.left = list(dict.fromkeys(some)), []
+
+    def __call__(self):
+        if not self.left:
+            self.left = Q.sample(self.all, len(self.all))
+        return self.left.pop()
+
+
+noun, verb, adj, adv = (Turn(seldom[p]) for p in ("noun", "verb", "adj", "adv"))
+who, town, water, last, given1 = Turn(persons), Turn(towns), Turn(waters), Turn(family), Turn(given)
+an = lambda w: ("an " if w[0] in "aeiou" else "a ") + w
+one, they, place = lambda: q(names), lambda: q(["They", "We", "The others", "My friends"]), lambda: q(places)
+when = lambda: q(
+    ["yesterday", "last night", "this morning", "every day", "in the end", "on Sunday", "years ago", "again"]
+)
+thing = lambda: q(things)
+of = lambda w: w + ("'" if w.endswith("s") else "'s")
+OF_NOUNS = [
+    lambda: f"Nobody had noticed the {noun()} before.",
+    lambda: f"She showed me the {noun()} near {place()}.",
+    lambda: f"The {noun()} was older than the {noun()}.",
+    lambda: f"We talked about the {noun()} for an hour.",
+    lambda: f"He bought {an(noun())} for {one()}.",
+    lambda: f"There is {an(noun())} in this picture.",
+    lambda: f"All of the {plural(noun())} were gone by {q(days)}.",
+    lambda: f"{one()} wrote a short book about {plural(noun())}.",
+    lambda: f"They sell {plural(noun())} and {plural(noun())} at {place()}.",
+    lambda: f"Some {plural(noun())} are {q(adjs)}, others are {q(adjs)}.",
+    lambda: f"I have never seen so many {plural(noun())}.",
+    lambda: f"The old man told us a story of {an(noun())} and {an(noun())}.",
+    lambda: f"Without the {noun()}, nothing works.",
+    lambda: f"What happened to the {plural(noun())} that {one()} found?",
+    lambda: f"The {of(noun())} color reminded her of {an(noun())}.",
+    lambda: f"He is more interested in {noun()} than in {noun()}.",
+    lambda: f"It was the first {noun()} of the year.",
+    lambda: f"The teacher explained what {noun()} means.",
+    lambda: f"Two {plural(noun())} lay on the {thing()}.",
+    lambda: f"Is that really {an(noun())}?",
+    lambda: f"{one()} keeps the {plural(noun())} in the {q(adjs)} {thing()}.",
+    lambda: f"The {noun()} near {place()} belongs to {one()}.",
+]
+OF_VERBS = [
+    lambda: f"{they()} {past(verb())} it {when()}.",
+    lambda: f"He {past(verb())} and {past(verb())} until it was dark.",
+    lambda: f"She was {ing(verb())} when {one()} came home.",
+    lambda: f"They are {ing(verb())} the {noun()} now.",
+    lambda: f"You should not {verb()} the {thing()}.",
+    lambda: f"Nobody wants to {verb()} or to {verb()}.",
+    lambda: f"The {noun()} {plural(verb())} when it is cold.",
+    lambda: f"{one()} often {plural(verb())} on {q(days)}.",
+    lambda: f"After {ing(verb())} for a while, he went home.",
+    lambda: f"The {thing()} has been {past(verb())} by somebody.",
+    lambda: f"Why did they {verb()} the {noun()}?",
+    lambda: f"{ing(verb()).capitalize()} is harder than {ing(verb())}.",
+    lambda: f"I heard them {ing(verb())} in {place()}.",
+    lambda: f"It must be {past(verb())} before it can be {past(verb())}.",
+]
+OF_ADJECTIVES = [
+    lambda: f"It was {an(adj())} and {adj()} evening.",
+    lambda: f"The {thing()} looked rather {adj()}.",
+    lambda: f"His answer was {adj()}, but hers was {adj()}.",
+    lambda: f"I have never met such {an(adj())} person.",
+    lambda: f"An old and {adj()} {noun()} stood near the door.",
+    lambda: f"{one()} felt strangely {adj()} {when()}.",
+    lambda: f"That is {an(adj())} idea, {one()}.",
+    lambda: f"The {adj()} {noun()} belongs to my sister.",
+    lambda: f"Her {adj()} voice filled the room.",
+    lambda: f"Do you think that the {adj()} one is better?",
+    lambda: f"The land here is {adj()}, and the people are {adj()}.",
+    lambda: f"He spoke in {an(adj())} way about {adj()} {plural(noun())}.",
+]
+OF_ADVERBS = [
+    lambda: f"She smiled {adv()} and left.",
+    lambda: f"{one()} {adv()} closed the {thing()}.",
+    lambda: f"They worked {adv()} but not {adv()}.",
+    lambda: f"The {noun()} moved {adv()} through the water.",
+    lambda: f"He {adv()} {past(verb())} the letter.",
+    lambda: f"It was {adv()} {adj()}.",
+]
+OF_NAMES = [
+    lambda: f"{who()} was born near {town()}.",
+    lambda: f"{given1()} {last()} moved to {town()} {when()}.",
+    lambda: f"The road from {town()} to {town()} is closed.",
+    lambda: f"Have you read anything by {who()}?",
+    lambda: f"My neighbor {given1()} comes from {town()}.",
+    lambda: f"{of(last())} house stands on the way to {town()}.",
+    lambda: f"Mister {last()} and Doctor {last()} met at {place()}.",
+    lambda: f"We saw {water()} from the train.",
+    lambda: f"{given1()} and {given1()} are waiting for {last()}.",
+    lambda: f"She lived in {town()} until {q(months)}.",
+    lambda: f"Please ask {given1()} {last()} about the {noun()}.",
+    lambda: f"It rained in {town()}, but not in {town()}.",
+    lambda: f"{who()} and {who()} never met.",
+    lambda: f"Good morning, {q(['Mister', 'Missus', 'Doctor', 'Professor', 'Captain'])} {last()}.",
+    lambda: f"Is {town()} larger than {town()}?",
+    lambda: f"{of(given1())} brother works for {last()} in {town()}.",
+]
+rare = {}
+while len(rare) < min(RARE, (A.limit or RARE * 4) // 4):
+    (some,) = Q.choices((OF_NOUNS, OF_VERBS, OF_ADJECTIVES, OF_ADVERBS, OF_NAMES), (46, 14, 20, 6, 14))
+    s = q(some)()
+    rare[s[0].upper() + s[1:]] = None
+rest = [s[0].upper() + s[1:] + ("" if s[-1] in ".!?" else ".") for s in gl[70000:]][: A.limit]
+rare = list(rare) + rest
+Q.shuffle(rare)
+away = out | rs | {bare(t) for t in texts}
+rare = [t for t in rare if len(t) <= 150 and bare(t) not in away]
 # what a listener would type comes first, so that the teacher says it first; lists of rare words last
 kind = {t: "g" for t in first}
 kind.update({t: "l" for t in lists + questions})
 kind.update({t: "t" for t in tpl + single})
 kind.update({t: "e" for t in examples})
 kind.update({t: "a" for t in ans})
-texts = [t for k in ("a", "et", "g", "l") for t in texts if kind[t] in k]
+kind.update({t: "r" for t in rare})
+texts = [t for k in ("a", "et", "g", "r", "l") for t in texts + rare if kind[t] in k]
 open(f"{OUT}/hard.txt", "w").write("\n".join(hard) + "\n")
 open(f"{OUT}/random.txt", "w").write("\n".join(rnd) + "\n")
 open(f"{OUT}/texts.txt", "w").write("\n".join(texts) + "\n")

@@ -1,12 +1,17 @@
 """The talker and its code predictor, teacher forced on exactly the rows that the reference's generate() builds.
 
     [torchrun --nproc_per_node N] python train_talker.py TEXT_DIR CODES_DIR THINKER_DIR OUT_DIR --minutes 20 [--device cuda] [--init talker.pt]
+        [--fraction A B]
 
 Losses: cross entropy of group 0 (and the end), of groups 1..7, and a hundredth of the experts' load balance. Two guides
 that are thrown away afterwards: the phonemes of the coming frame are read from the talker's output, and after its fourth
 layer, wherever a word of the text ends, the phonemes of that word. Input frames are damaged at random, so that the model
 learns to recover from its own mistakes. Matrices move by Muon, the rest by AdamW. Codes are taken from encode.py as they
-come. Writes OUT_DIR/talker.pt (averaged weights).
+come. Writes OUT_DIR/talker.pt (averaged weights) and state.pt (the weights themselves, and the guides).
+
+A training that takes several goes: --fraction A B runs the part from A to B of one schedule (learning rates) in --minutes,
+and --init state.pt goes on from there; what is lost is the optimizers' momentum, a matter of some fifty steps. --init of a
+talker with other codes (--other_codes) takes what reads text, and leaves what knows codes as it is at the start.
 """
 
 import argparse, copy, math, os, random, time
@@ -74,6 +79,34 @@ def losses(m, guides, speech, words, batch, predict=0, fast=None):
     return out
 
 
+CODES = ("codec_embedding", "codec_head", "cp", "hidden_projection")  # parts of a talker that know codes, or nothing
+
+
+def warm(m, guides, rows, predict, fast, dev, amp):
+    """Compiles before there is speech."""
+    L, was = 96, time.time()
+    with amp():
+        x = m.rows(
+            torch.zeros(rows // L, L, dtype=torch.long, device=dev),
+            torch.zeros(rows // L, L, dtype=torch.long, device=dev),
+            torch.zeros(rows // L, L, G, dtype=torch.long, device=dev),
+            torch.ones(rows // L, L, dtype=torch.bool, device=dev),
+        )
+        h, mid, aux = m.stack.train_rows(x, fast, TAP)
+        h, mid = h.flatten(0, 1)[:predict], mid[:predict]
+        y = m.cp_logits(h, torch.zeros(len(h), G, dtype=torch.long, device=dev), fast)
+        loss = (
+            y.float().pow(2).mean()
+            + m.codec_head(h).float().pow(2).mean()
+            + guides.word(mid).float().pow(2).mean()
+            + aux
+        )
+    loss.backward()
+    for p in [*m.parameters(), *guides.parameters()]:
+        p.grad = None
+    return time.time() - was
+
+
 def show(out):
     one = lambda v: f"{v.item():.3f}" if v.dim() == 0 else str([round(x, 2) for x in v.tolist()])
     return " ".join(f"{k} {one(v)}" for k, v in out.items() if k != "loss")
@@ -115,7 +148,11 @@ if __name__ == "__main__":
     ap.add_argument("--lr", type=float, default=2e-3)
     ap.add_argument("--drop", type=float, default=0.03)
     ap.add_argument("--workers", type=int, default=5)
-    ap.add_argument("--init", default="")
+    ap.add_argument("--init", default="", help="talker.pt or state.pt")
+    ap.add_argument("--other_codes", action="store_true", help="--init is of a talker with another codec")
+    ap.add_argument(
+        "--fraction", type=float, nargs=2, default=(0.0, 1.0), help="the part of the schedule that this run is"
+    )
     ap.add_argument("--adamw", action="store_true", help="AdamW for matrices too")
     ap.add_argument("--compile", type=int, default=0)
     ap.add_argument("--ema", type=float, default=0.999)
@@ -135,7 +172,13 @@ if __name__ == "__main__":
     TK["drop"] = a.drop
     m, guides = Talker(te).to(dev).train(), Guides(corpus.symbols).to(dev)
     if a.init:
-        m.load_state_dict({k: v.float() for k, v in torch.load(a.init, map_location=dev).items()})
+        got = torch.load(a.init, map_location=dev)
+        if "talker" in got:
+            guides.load_state_dict({k: v.float() for k, v in got["guides"].items()})
+            got = got["talker"]
+        own = [k for k in got if not (a.other_codes and k.startswith(CODES))]
+        m.load_state_dict({k: got[k].float() for k in own}, strict=not a.other_codes)
+        log(f"{len(own)} of {len(got)} tensors of {a.init}")
     W.same(m)
     W.same(guides)
     ema = copy.deepcopy(m).eval()
@@ -163,6 +206,8 @@ if __name__ == "__main__":
     )
     log(f"{sum(p.numel() for p in matrices) / 1e6:.1f} M by Muon, {sum(p.numel() for p in rest) / 1e6:.1f} M by AdamW")
 
+    if a.compile:
+        log(f"compiled in {warm(m, guides, a.rows, a.predict, fast, dev, amp):.0f} s")
     move = lambda b: [x.to(dev, non_blocking=True) if torch.is_tensor(x) else x for x in b]
     speech.wait(a.hours)
     log(f"{int(speech.count)} utterances, {speech.frames / 45000:.1f} h at the start; {W.size} processes")
@@ -190,6 +235,9 @@ if __name__ == "__main__":
     def save():
         torch.save({k: v.detach().cpu() for k, v in ema.state_dict().items()}, f"{a.out}/talker.tmp")
         os.replace(f"{a.out}/talker.tmp", f"{a.out}/talker.pt")
+        own = lambda x: {k: v.detach().cpu().bfloat16() for k, v in x.state_dict().items()}
+        torch.save({"talker": own(m), "guides": own(guides), "share": share}, f"{a.out}/state.tmp")
+        os.replace(f"{a.out}/state.tmp", f"{a.out}/state.pt")
 
     begun = time.time()
     loader = DataLoader(
@@ -200,11 +248,12 @@ if __name__ == "__main__":
         pin_memory=cuda,
     )
     clock = Clock(W, a.minutes, a.done_by)
-    step, frames, saved, polled, since = 0, 0, begun, begun, (begun, 0)
+    step, frames, saved, polled, since, share = 0, 0, begun, begun, (begun, 0), a.fraction[0]
     for b in loader:
-        share = clock.tick()
-        if share >= 1:
+        passed = clock.tick()
+        if passed >= 1:
             break
+        share = a.fraction[0] + passed * (a.fraction[1] - a.fraction[0])
         lr = a.lr * min(1, (step + 1) / 300) * (0.5 * (1 + math.cos(math.pi * share)) * 0.98 + 0.02)
         for group in adamw.param_groups:
             group["lr"] = lr
