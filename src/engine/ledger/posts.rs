@@ -1,6 +1,6 @@
-//! What threads tell the ledger without ever waiting for it, and how requests come in ([`PostedLock`]). A scheduler posts
-//! acknowledgements on its way to the next launch; any actor posts the failure of a sequence; who reads an answer posts
-//! that.
+//! What threads tell the ledger without ever waiting for it, and how requests come in
+//! ([`PostedLock`](crate::posted_lock::PostedLock)). A scheduler posts acknowledgements on its way to the next launch; any
+//! actor posts the failure of a sequence; the reader of an answer posts what it has read.
 
 use super::{Arrival, Ledger, State};
 use crate::journal::Edge;
