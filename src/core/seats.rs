@@ -3,6 +3,9 @@
 //! A sequence can go on in any replica: it is a function of its request, its seed and its journal. So a new one goes to
 //! the replica that is the least full with it, and those of a replica that goes down go to the others at once. Replicas
 //! may differ in how many places they have: nodes are of different sizes.
+//!
+//! A stage that works in step with the one before it may keep to pairs of replicas: what one talker makes in a step is one
+//! batch for one vocoder then, and not a part of a batch for each.
 
 use crate::ids::RequestId;
 use crate::random::mix;
@@ -92,17 +95,30 @@ impl Seats {
     /// Gives a request a seat: the one that it has, or one with the replica that is the least full with it. `None` while no
     /// replica is up.
     pub fn take(&mut self, request: RequestId) -> Option<usize> {
+        self.take_beside(request, None)
+    }
+
+    /// The same, but with the replica `beside` as long as that has a free place.
+    pub fn take_beside(&mut self, request: RequestId, beside: Option<usize>) -> Option<usize> {
         if let Some(seat) = self.of(request) {
             return Some(seat);
         }
+        let has_room = |replica: &Replica| replica.taken < replica.places as usize;
+        let beside = beside.filter(|number| self.replicas.get(*number).is_some_and(has_room));
+        let seat = beside.or_else(|| self.least_full())?;
+        self.seats.insert(request, seat);
+        self.replicas[seat].taken += 1;
+        Some(seat)
+    }
+
+    /// The replica with the smallest part of its places taken when it has one sequence more.
+    fn least_full(&self) -> Option<usize> {
         let up = self.replicas.iter().enumerate().filter(|(_, replica)| replica.is_up());
         let rank = |number: usize| self.order.map_or(number as u64, |order| mix(order, number as u64));
-        let (least, _) = up.min_by(|(number, replica), (other_number, other)| {
+        let least = up.min_by(|(number, replica), (other_number, other)| {
             replica.cmp_with_one_more(other).then_with(|| rank(*number).cmp(&rank(*other_number)))
-        })?;
-        self.seats.insert(request, least);
-        self.replicas[least].taken += 1;
-        Some(least)
+        });
+        least.map(|(number, _)| number)
     }
 
     /// The request needs its seat no more.
@@ -135,6 +151,23 @@ mod tests {
         assert_eq!(seats.take(RequestId(3)), Some(0));
         seats.leave(RequestId(1));
         assert_eq!(seats.of(RequestId(1)), None);
+    }
+
+    #[test]
+    fn pairs_are_kept_until_one_of_a_pair_is_full_or_down() {
+        let mut seats = Seats::new(2);
+        (0..2).for_each(|replica| seats.up(replica, 2));
+        let taken: Vec<_> = [1, 1, 1, 0]
+            .into_iter()
+            .zip(1..)
+            .filter_map(|(at, id)| seats.take_beside(RequestId(id), Some(at)))
+            .collect();
+        assert_eq!(taken, [1, 1, 0, 0], "the third finds no place beside it");
+        assert_eq!(seats.take_beside(RequestId(1), Some(0)), Some(1), "it stays where it is");
+        assert_eq!(seats.down(1), [RequestId(1), RequestId(2)]);
+        seats.leave(RequestId(3));
+        assert_eq!(seats.take_beside(RequestId(1), Some(1)), Some(0));
+        assert_eq!(seats.take_beside(RequestId(2), Some(7)), Some(0), "there is no such replica");
     }
 
     #[test]
@@ -172,7 +205,7 @@ mod tests {
         #[test]
         fn every_seat_is_with_a_replica_that_is_up_and_the_counts_are_right(
             places in proptest::array::uniform3(1..6u32),
-            moves in proptest::collection::vec((0..5u8, 0..3usize, 0..12u64), 1..200),
+            moves in proptest::collection::vec((0..6u8, 0..3usize, 0..12u64), 1..200),
         ) {
             let mut seats = Seats::new(3);
             for (kind, replica, request) in moves {
@@ -182,7 +215,7 @@ mod tests {
                     2 => seats.leave(RequestId(request)),
                     _ => {
                         let before = seats.of(RequestId(request));
-                        let seat = seats.take(RequestId(request));
+                        let seat = seats.take_beside(RequestId(request), (kind == 5).then_some(replica));
                         prop_assert!(before.is_none() || before == seat, "it was moved without need");
                         prop_assert_eq!(seat.is_some(), seats.is_up());
                         let over = |replica: &Replica| replica.taken > replica.places as usize;

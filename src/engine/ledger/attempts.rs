@@ -37,7 +37,8 @@ impl Ledger {
             }
         };
         let Readmission { admission, input } = readmission;
-        let Some(seat) = state.seats[stage as usize].take(request) else { return };
+        let beside = self.paired(stage).then(|| state.seats[StageName::Talker as usize].of(request)).flatten();
+        let Some(seat) = state.seats[stage as usize].take_beside(request, beside) else { return };
         // A stage that has just gone down drops this; it is admitted again when the stage is up.
         self.stages.replicas(stage)[seat].admit(admission);
         for payload in input {
@@ -46,6 +47,14 @@ impl Ledger {
                 return;
             }
         }
+    }
+
+    /// Whether each replica of a stage has one of the talker's beside it. Replicas of the vocoder have, where there are as
+    /// many here. A node's may be of any size.
+    fn paired(&self, stage: StageName) -> bool {
+        let [own, talkers] = [stage, StageName::Talker].map(|stage| self.stages.replicas(stage));
+        let here = || own.iter().chain(talkers).all(|replica| !replica.is_on_nodes());
+        stage == StageName::Vocoder && own.len() == talkers.len() && here()
     }
 
     /// Frees the sequence of a request in a stage, if there is one.
