@@ -98,13 +98,12 @@ impl Seats {
         self.take_beside(request, None)
     }
 
-    /// The same, but with the replica `beside` as long as that has a free place.
+    /// The same, but with the replica `beside` if that is up, however full it is.
     pub fn take_beside(&mut self, request: RequestId, beside: Option<usize>) -> Option<usize> {
         if let Some(seat) = self.of(request) {
             return Some(seat);
         }
-        let has_room = |replica: &Replica| replica.taken < replica.places as usize;
-        let beside = beside.filter(|number| self.replicas.get(*number).is_some_and(has_room));
+        let beside = beside.filter(|number| self.replicas.get(*number).is_some_and(Replica::is_up));
         let seat = beside.or_else(|| self.least_full())?;
         self.seats.insert(request, seat);
         self.replicas[seat].taken += 1;
@@ -154,20 +153,15 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_kept_until_one_of_a_pair_is_full_or_down() {
+    fn pairs_are_kept_while_both_of_a_pair_are_up() {
         let mut seats = Seats::new(2);
-        (0..2).for_each(|replica| seats.up(replica, 2));
-        let taken: Vec<_> = [1, 1, 1, 0]
-            .into_iter()
-            .zip(1..)
-            .filter_map(|(at, id)| seats.take_beside(RequestId(id), Some(at)))
-            .collect();
-        assert_eq!(taken, [1, 1, 0, 0], "the third finds no place beside it");
-        assert_eq!(seats.take_beside(RequestId(1), Some(0)), Some(1), "it stays where it is");
+        (0..2).for_each(|replica| seats.up(replica, 1));
+        let beside = |seats: &mut Seats, request, number| seats.take_beside(RequestId(request), Some(number));
+        assert_eq!([1, 2].map(|request| beside(&mut seats, request, 1)), [Some(1); 2], "however full it is");
+        assert_eq!(beside(&mut seats, 1, 0), Some(1), "it stays where it is");
+        assert_eq!(seats.take(RequestId(3)), Some(0), "who has nobody beside it goes where there are fewest");
         assert_eq!(seats.down(1), [RequestId(1), RequestId(2)]);
-        seats.leave(RequestId(3));
-        assert_eq!(seats.take_beside(RequestId(1), Some(1)), Some(0));
-        assert_eq!(seats.take_beside(RequestId(2), Some(7)), Some(0), "there is no such replica");
+        assert_eq!([(1, 1), (2, 7)].map(|(request, number)| beside(&mut seats, request, number)), [Some(0); 2]);
     }
 
     #[test]
@@ -215,14 +209,15 @@ mod tests {
                     2 => seats.leave(RequestId(request)),
                     _ => {
                         let before = seats.of(RequestId(request));
-                        let seat = seats.take_beside(RequestId(request), (kind == 5).then_some(replica));
+                        let beside = (kind == 5).then_some(replica);
+                        let seat = seats.take_beside(RequestId(request), beside);
                         prop_assert!(before.is_none() || before == seat, "it was moved without need");
                         prop_assert_eq!(seat.is_some(), seats.is_up());
                         let over = |replica: &Replica| replica.taken > replica.places as usize;
                         let has_room = |replica: &Replica| replica.taken < replica.places as usize;
                         if let (None, Some(seat)) = (before, seat) {
                             let waits = over(&seats.replicas[seat]) && seats.replicas.iter().any(has_room);
-                            prop_assert!(!waits, "it waits where it is, and another one has a place");
+                            prop_assert!(beside == Some(seat) || !waits, "it waits, and another one has a place");
                         }
                     }
                 }

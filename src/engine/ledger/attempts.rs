@@ -37,7 +37,7 @@ impl Ledger {
             }
         };
         let Readmission { admission, input } = readmission;
-        let beside = self.paired(stage).then(|| state.seats[StageName::Talker as usize].of(request)).flatten();
+        let beside = self.partner(stage).and_then(|partner| state.seats[partner as usize].of(request));
         let Some(seat) = state.seats[stage as usize].take_beside(request, beside) else { return };
         // A stage that has just gone down drops this; it is admitted again when the stage is up.
         self.stages.replicas(stage)[seat].admit(admission);
@@ -49,12 +49,17 @@ impl Ledger {
         }
     }
 
-    /// Whether each replica of a stage has one of the talker's beside it. Replicas of the vocoder have, where there are as
-    /// many here. A node's may be of any size.
-    fn paired(&self, stage: StageName) -> bool {
-        let [own, talkers] = [stage, StageName::Talker].map(|stage| self.stages.replicas(stage));
-        let here = || own.iter().chain(talkers).all(|replica| !replica.is_on_nodes());
-        stage == StageName::Vocoder && own.len() == talkers.len() && here()
+    /// The stage whose replicas are in pairs with those of this one: talker and vocoder, where there are as many of both
+    /// here. A node's replica may be of any size.
+    fn partner(&self, stage: StageName) -> Option<StageName> {
+        let partner = match stage {
+            StageName::Talker => StageName::Vocoder,
+            StageName::Vocoder => StageName::Talker,
+            StageName::Encoder | StageName::Thinker => return None,
+        };
+        let [own, other] = [stage, partner].map(|stage| self.stages.replicas(stage));
+        let here = || own.iter().chain(other).all(|replica| !replica.is_on_nodes());
+        (own.len() == other.len() && here()).then_some(partner)
     }
 
     /// Frees the sequence of a request in a stage, if there is one.

@@ -1,9 +1,10 @@
 use super::*;
 use crate::encoded::MediaPlan;
 use crate::journal::tests::{GROUPS, UNIT, codes, talker, thinker, vocoder};
+use omni_config::{Config, Replicas};
 use omni_core::ids::{Attempt, Seq};
 use omni_core::ledger::{LedgerLimits, Owed};
-use omni_stage::{Outputs, RELEASED, StageReports};
+use omni_stage::{Outputs, RELEASED, StageHandle, StageReports};
 use omni_telemetry::trace::Recorder;
 
 /// The name of the first request of a ledger.
@@ -14,14 +15,25 @@ fn reports(ledger: &Arc<Ledger>, stage: StageName) -> Reports {
     Reports { ledger: Arc::clone(ledger), replica: stage.into() }
 }
 
-/// A ledger of three stages that take sequences, and a spoken answer that it has accepted.
-fn answered() -> (Arc<Ledger>, ResponseStream) {
+/// A ledger of these stages, which take sequences.
+fn ledger(stages: Stages) -> Arc<Ledger> {
     let limits =
         LedgerLimits { request_timeout: Duration::from_secs(60), stalled_client_timeout: Duration::from_secs(10) };
     let metrics = RequestMetrics::new(Recorder::default());
-    let ledger = Ledger::new(limits, Stages::single(&StageName::OF_TEXT), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
-    let ledger = Arc::new(ledger);
-    StageName::OF_TEXT.into_iter().for_each(|stage| reports(&ledger, stage).stage_up(stage, &mut || {}));
+    let named = |stage: &Arc<StageHandle>| {
+        let number = stage.replica().unwrap_or_default().try_into().unwrap();
+        Replica { stage: stage.name(), number }
+    };
+    let replicas: Vec<_> = stages.iter().map(named).collect();
+    let ledger = Arc::new(Ledger::new(limits, stages, GROUPS, UNIT, metrics, FaultPlan::new(&[])));
+    for replica in replicas {
+        Reports { ledger: Arc::clone(&ledger), replica }.stage_up(replica.stage, &mut || {});
+    }
+    ledger
+}
+
+/// A spoken answer that it accepts.
+fn asked(ledger: &Arc<Ledger>) -> ResponseStream {
     let plan = RequestPlan {
         owed: Owed { text: true, audio: true },
         seed: 1,
@@ -35,7 +47,13 @@ fn answered() -> (Arc<Ledger>, ResponseStream) {
         guard: None,
         media: MediaPlan::default(),
     };
-    let stream = ledger.open_request(plan, RequestKind::Chat, Right::default(), Expired::default());
+    ledger.open_request(plan, RequestKind::Chat, Right::default(), Expired::default())
+}
+
+/// A ledger of three stages, and a spoken answer that it has accepted.
+fn answered() -> (Arc<Ledger>, ResponseStream) {
+    let ledger = ledger(Stages::single(&StageName::OF_TEXT));
+    let stream = asked(&ledger);
     (ledger, stream)
 }
 
@@ -62,4 +80,22 @@ fn a_sequence_that_is_lost_after_its_stage_has_finished_releases_the_stage_befor
         loses(&reports(&ledger, StageName::Talker), attempt);
         assert_eq!(talks(&ledger).0, RELEASED, "the thinker must not wait for a talker that will take nothing over");
     }
+}
+
+#[test]
+fn a_request_has_talker_and_vocoder_of_one_number_whatever_has_ended() {
+    let mut config = Config::default();
+    config.stages.iter_mut().for_each(|stage| stage.replicas = Replicas::Count(3));
+    let ledger = ledger(Stages::new(&StageName::OF_TEXT, &config));
+    let mut streams: Vec<_> = (0..3).map(|_| asked(&ledger)).collect();
+    // A talker ends before the vocoder that speaks for it.
+    ledger.lock().seats[StageName::Talker as usize].leave(RequestId(3));
+    streams.extend((0..3).map(|_| asked(&ledger)));
+    let state = ledger.lock();
+    let seat = |stage: StageName, request| state.seats[stage as usize].of(RequestId(request));
+    for request in [1, 2, 4, 5, 6] {
+        let (talker, vocoder) = (seat(StageName::Talker, request), seat(StageName::Vocoder, request));
+        assert!(talker.is_some() && talker == vocoder, "{request}: {talker:?}, {vocoder:?}");
+    }
+    assert_eq!([4, 5, 6].map(|request| seat(StageName::Vocoder, request)), [0, 1, 2].map(Some), "evenly");
 }
