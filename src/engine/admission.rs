@@ -1,8 +1,9 @@
 //! Admission of requests: [`AdmissionCore`] with the clock and the metrics. Every admitted request has a slot in every
 //! stage, so that a slow client never keeps another request waiting for one.
 //!
-//! Only a request that comes waits for the lock, because it needs the answer. What is told of the others, some five times
-//! for each piece of an answer, is posted ([`PostedLock`]): many streams at once would wait for each other otherwise.
+//! Only a request that comes waits for the lock, because it needs the answer. What is told of the others, twice for each
+//! piece of an answer and when it begins and ends, is posted ([`PostedLock`]): many streams at once would wait for each
+//! other otherwise.
 
 use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError};
 use super::ledger::Ledger;
@@ -34,7 +35,7 @@ struct Shared {
     samples_per_second: f64,
     metrics: AdmissionMetrics,
     state: PostedLock<State, Told, Infallible>,
-    /// What posts have led to, until a thread that has the lock no more does it.
+    /// What posts have led to, until a thread does it that does not hold the lock.
     owed: Mutex<VecDeque<Changed>>,
     /// Places in use, for [`Admissions::all_left`].
     held: watch::Sender<usize>,
