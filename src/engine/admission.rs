@@ -5,7 +5,11 @@
 //! piece of an answer and when it begins and ends, is posted ([`PostedLock`]): many streams at once would wait for each
 //! other otherwise.
 
-use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError};
+mod permit;
+
+pub(super) use permit::{Permit, Watch};
+
+use super::api::{LaterReason, RequestError, RequestOptions, Slo, SubmitError};
 use super::ledger::Ledger;
 use super::posted_lock::PostedLock;
 use omni_config::{AdmissionMode, LimitsConfig};
@@ -14,6 +18,7 @@ use omni_core::admission::{
 };
 use omni_telemetry::AdmissionMetrics;
 use omni_telemetry::clock::Clock;
+use permit::{News, Told};
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::ops::DerefMut;
@@ -87,40 +92,16 @@ struct Changed {
     over: Vec<(Ender, RequestError)>,
     /// The places whose requests are to pause or to go on, which they were told.
     places: Vec<Arc<Place>>,
-    /// A request that has left: its deadlines, and what would have ended it.
-    left: Option<(Option<Kept>, Option<End>)>,
+    /// The deadlines of a request that has left, if it had any.
+    kept: Option<Kept>,
+    /// What would have ended it: dropped without the lock, too.
+    unused: Option<End>,
 }
 
 impl Changed {
     fn is_empty(&self) -> bool {
-        self.over.is_empty() && self.places.is_empty() && self.left.is_none()
+        self.over.is_empty() && self.places.is_empty() && self.kept.is_none() && self.unused.is_none()
     }
-}
-
-/// What admission is told of a request that it has admitted, and when.
-struct Told {
-    ticket: Ticket,
-    now: Duration,
-    news: News,
-}
-
-enum News {
-    /// Its reader waits for the next event.
-    Waits,
-    /// Its reader has sound of this length.
-    Heard(Duration),
-    /// Its reader has so many characters of text.
-    Read(usize),
-    /// Its reader has the last event.
-    Complete,
-    /// It waits for text that its client is still writing.
-    WaitsForText,
-    /// Its client wrote so many characters.
-    Wrote(usize),
-    /// This ends it when its place is taken away.
-    EndsBy(Ender),
-    /// It gives its place back.
-    Left,
 }
 
 enum End {
@@ -142,19 +123,6 @@ pub(super) struct Entrant<'a> {
     pub sounds: bool,
     /// Restarts of all stages, since the process began.
     pub restarts: u32,
-}
-
-/// The right of one request to be served, given back when dropped.
-pub(super) struct Permit {
-    shared: Arc<Shared>,
-    ticket: Ticket,
-    place: Arc<Place>,
-}
-
-/// Tells admission when the reader of a response gets its audio, which is how admission learns what the server carries.
-pub(super) struct Watch {
-    shared: Arc<Shared>,
-    ticket: Ticket,
 }
 
 impl Admissions {
@@ -234,14 +202,14 @@ impl Admissions {
             yielded = instead_of.and_then(|ticket| state.end(ticket, RequestError::Yielded));
             shared.held.send_replace(state.core.held());
         }
-        let changed = state.changed();
+        if yielded.is_some() {
+            shared.metrics.ended("yielded");
+        }
+        let mut changed = state.changed();
         drop(state);
+        changed.over.extend(yielded);
         shared.settle(changed);
         shared.follow();
-        if let Some((end, error)) = yielded {
-            shared.metrics.ended("yielded");
-            end(error);
-        }
         shared.metrics.capacity(capacity);
         match answer {
             Ok(Accepted { ticket, .. }) => Ok(Permit { shared: Arc::clone(shared), ticket, place }),
@@ -323,7 +291,7 @@ impl Shared {
 
     fn carry_out(&self, state: &mut State, Told { ticket, now, news }: Told) {
         let core = &mut state.core;
-        let (mut over, mut left) = (None, None);
+        let (mut over, mut kept, mut unused) = (None, None, None);
         match news {
             News::Waits => core.waits(ticket, now),
             News::Heard(length) => core.heard(ticket, length, now),
@@ -333,15 +301,15 @@ impl Shared {
             News::Wrote(chars) => core.wrote(ticket, chars, now),
             News::EndsBy(ender) => over = state.ends_by(ticket, ender),
             News::Left => {
-                let kept = core.left(ticket, now);
+                kept = core.left(ticket, now);
                 self.held.send_replace(core.held());
                 state.places.remove(&ticket);
-                left = Some((kept, state.ends.remove(&ticket)));
+                unused = state.ends.remove(&ticket);
             }
         }
         let mut changed = state.changed();
         changed.over.extend(over);
-        changed.left = left;
+        (changed.kept, changed.unused) = (kept, unused);
         if !changed.is_empty() {
             self.owed().push_back(changed);
         }
@@ -363,9 +331,9 @@ impl Shared {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn settle(&self, Changed { over, places, left }: Changed) {
+    fn settle(&self, Changed { over, places, kept, unused: _ }: Changed) {
         over.into_iter().for_each(|(end, error)| end(error));
-        if let Some((Some(kept), _)) = left {
+        if let Some(kept) = kept {
             let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];
             for (deadline, met) in deadlines.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
                 self.metrics.deadline(deadline, met);
@@ -427,62 +395,10 @@ impl State {
     }
 }
 
-impl Permit {
-    /// Says what ends the request when its place is taken away.
-    pub fn ends_by(&self, ender: impl FnOnce(RequestError) + Send + 'static) {
-        self.shared.tell(self.ticket, News::EndsBy(Box::new(ender)));
-    }
-
-    /// For what is made for the request.
-    pub fn place(&self) -> Arc<Place> {
-        Arc::clone(&self.place)
-    }
-
-    /// For the reader of the answer.
-    pub fn watch(&self) -> Watch {
-        Watch { shared: Arc::clone(&self.shared), ticket: self.ticket }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.shared.tell(self.ticket, News::Left);
-    }
-}
-
-impl Watch {
-    /// The reader waits for the next event.
-    pub fn waits(&self) {
-        self.shared.tell(self.ticket, News::Waits);
-    }
-
-    /// It has read one.
-    pub fn heard(&self, event: &Event) {
-        let news = match event {
-            Event::Audio(chunk) => {
-                News::Heard(Duration::from_secs_f64(chunk.samples.len() as f64 / self.shared.samples_per_second))
-            }
-            Event::Text(text) => News::Read(text.chars().count()),
-            Event::Finished { .. } | Event::Failed(_) => News::Complete,
-            Event::Started { .. } | Event::Word(_) => return,
-        };
-        self.shared.tell(self.ticket, news);
-    }
-
-    /// The request waits for text that its client is still writing.
-    pub fn waits_for_text(&self) {
-        self.shared.tell(self.ticket, News::WaitsForText);
-    }
-
-    /// Its client wrote so many characters.
-    pub fn wrote(&self, chars: usize) {
-        self.shared.tell(self.ticket, News::Wrote(chars));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Event;
     use omni_config::Config;
 
     #[tokio::test]

@@ -10,9 +10,9 @@ use omni_telemetry::trace::Recorder;
 /// The name of the first request of a ledger.
 const REQUEST: RequestId = RequestId(1);
 
-/// What the only replica of a stage reports to.
-fn reports(ledger: &Arc<Ledger>, stage: StageName) -> Reports {
-    Reports { ledger: Arc::clone(ledger), replica: stage.into() }
+/// What a replica reports to, of a stage the only one.
+fn reports(ledger: &Arc<Ledger>, replica: impl Into<Replica>) -> Reports {
+    Reports { ledger: Arc::clone(ledger), replica: replica.into() }
 }
 
 /// A ledger of these stages, which take sequences.
@@ -27,7 +27,7 @@ fn ledger(stages: Stages) -> Arc<Ledger> {
     let replicas: Vec<_> = stages.iter().map(named).collect();
     let ledger = Arc::new(Ledger::new(limits, stages, GROUPS, UNIT, metrics, FaultPlan::new(&[])));
     for replica in replicas {
-        Reports { ledger: Arc::clone(&ledger), replica }.stage_up(replica.stage, &mut || {});
+        reports(&ledger, replica).stage_up(replica.stage, &mut || {});
     }
     ledger
 }
