@@ -6,6 +6,7 @@
 mod support;
 
 mod checkpoint;
+mod checkpoint_embedded;
 mod checkpoint_tts;
 mod decoder_options;
 mod encoder_codes;

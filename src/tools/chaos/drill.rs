@@ -33,6 +33,17 @@ pub enum Until {
     Requests(usize),
 }
 
+impl Until {
+    /// By when a fault must be planned to be given to the engine at `now`: every fault of the run's time is, however late
+    /// it is looked for, and none behind it.
+    fn planned_by(self, now: Duration) -> Duration {
+        match self {
+            Until::Time(limit) => now.min(limit.saturating_sub(Duration::from_nanos(1))),
+            Until::Requests(_) => now,
+        }
+    }
+}
+
 impl std::fmt::Display for Until {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -183,8 +194,8 @@ pub async fn run(
         }
         let (now, health) = (shared.began.elapsed(), engine.health());
         outages.look(now, &health.stages);
-        if shared.wants_more(now) {
-            injector.inject(now)?;
+        if !shared.stopping.load(Ordering::Relaxed) {
+            injector.inject(now, shared.drill.until.planned_by(now))?;
         }
         if now >= count_at {
             injector.count();
@@ -287,5 +298,18 @@ impl Shared {
         let hit = faults.iter().filter(|fault| fault.hits > 0).count();
         let faults = if faults.is_empty() { String::new() } else { format!(", {injected} faults ({hit} hit)") };
         format!("{of} streams done, {bad} bad{faults}{down}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_is_late_still_finds_the_faults_of_the_runs_time() {
+        let (limit, ms) = (Until::Time(Duration::from_secs(4)), Duration::from_millis);
+        assert_eq!(limit.planned_by(ms(3800)), ms(3800));
+        assert!(ms(3999) < limit.planned_by(ms(4300)) && limit.planned_by(ms(4300)) < ms(4000));
+        assert_eq!(Until::Requests(3).planned_by(ms(4300)), ms(4300));
     }
 }

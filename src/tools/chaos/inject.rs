@@ -42,13 +42,13 @@ impl Injector {
         Injector { plan: engine.faults().clone(), faults, due: due.into(), given: Vec::new() }
     }
 
-    /// Gives the engine what is due by `now`.
+    /// Gives the engine what is planned by a time, and notes that it was given `now`.
     ///
     /// # Errors
     /// The first rule that asks for what cannot happen in this engine.
-    pub fn inject(&mut self, now: Duration) -> Result<(), PlanError> {
+    pub fn inject(&mut self, now: Duration, planned_by: Duration) -> Result<(), PlanError> {
         while let Some(next) = self.due.front().copied()
-            && injected_at(&self.faults[next].rule) <= now
+            && injected_at(&self.faults[next].rule) <= planned_by
         {
             self.due.pop_front();
             let fault = &mut self.faults[next];
