@@ -241,7 +241,7 @@ impl Call {
         channel.write(false, event.as_bytes()).unwrap_or(false)
     }
 
-    /// Says 20 ms. `begins`: nothing was said before it.
+    /// Says 20 ms, which [`Call::step`] then has to send. `begins`: nothing was said before it.
     pub fn say(&mut self, samples: &[i16; FRAME], begins: bool, now: Instant) {
         let time = MediaTime::new(self.mouth.time, Frequency::FORTY_EIGHT_KHZ);
         self.mouth.pass();
@@ -250,7 +250,11 @@ impl Call {
         let opus = writer.payload_params().find(|format| format.spec().codec == Codec::Opus);
         let Some(format) = opus.map(|format| format.pt()) else { return };
         // Refused before the call is open, where no channel would carry it.
-        let _ = writer.start_of_talkspurt(begins).write(format, now, time, packet);
+        if writer.start_of_talkspurt(begins).write(format, now, time, packet).is_ok() {
+            // The packet is made when time passes. If that were left to the next moment for which `step` waits, an event
+            // that is told before then, as that all is said, would leave before the sound.
+            self.pass(now);
+        }
     }
 
     /// Says nothing for 20 ms.

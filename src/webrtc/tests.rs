@@ -111,6 +111,18 @@ fn loudness(samples: &[i16]) -> f64 {
 }
 
 #[test]
+fn sound_leaves_before_an_event_that_is_told_after_it() {
+    let mut line = Line::open();
+    line.call.say(&tone(0), true, line.now);
+    let mut leaves = || match line.call.step() {
+        Step::Send(_, packet) => Some(packet),
+        _ => None,
+    };
+    let is_sound = |packet: &Vec<u8>| matches!(packet[..], [128..=191, kind, ..] if !(192..224).contains(&kind));
+    assert!(std::iter::from_fn(&mut leaves).any(|packet| is_sound(&packet)), "no time has passed");
+}
+
+#[test]
 fn events_and_sound_go_both_ways_until_one_side_hangs_up() {
     let mut line = Line::open();
     line.peer.tell("{\"type\":\"hello\"}");
