@@ -48,6 +48,11 @@ impl Association {
     }
 }
 
+/// Whether a packet is one of RTP (RFC 7983), and none of the reports between the formats of sound (RFC 5761).
+pub(crate) fn is_sound(packet: &[u8]) -> bool {
+    matches!(packet, [128..=191, kind, ..] if !(192..224).contains(kind))
+}
+
 /// Of the streams of sound, the one that is heard. str0m lets a packet that is not authentic yet say that another
 /// stream takes a section's place, and remembers each that was authentic.
 #[derive(Debug, Default)]
@@ -61,9 +66,7 @@ impl Source {
 
     /// Whether a packet is one of the stream, or none of RTP.
     pub fn admits(&self, packet: &[u8]) -> bool {
-        // RFC 7983, and RFC 5761 for the reports between the formats of sound.
-        let is_sound = matches!(packet, [128..=191, kind, ..] if !(192..224).contains(kind));
-        match (is_sound, self.0, packet.get(8..12)) {
+        match (is_sound(packet), self.0, packet.get(8..12)) {
             (true, Some(known), Some(stream)) => stream == known.to_be_bytes(),
             _ => true,
         }

@@ -1,5 +1,6 @@
 //! Whole calls in a network and a time of their own.
 
+use crate::bounds::is_sound;
 use crate::crypto::provider;
 use crate::hostile::{behave, change, hostile};
 use crate::peer::Peer;
@@ -118,7 +119,6 @@ fn sound_leaves_before_an_event_that_is_told_after_it() {
         Step::Send(_, packet) => Some(packet),
         _ => None,
     };
-    let is_sound = |packet: &Vec<u8>| matches!(packet[..], [128..=191, kind, ..] if !(192..224).contains(&kind));
     assert!(std::iter::from_fn(&mut leaves).any(|packet| is_sound(&packet)), "no time has passed");
 }
 
