@@ -14,7 +14,7 @@ and part_K.json ([[text index, voice, first sample, samples], ...]); a part is c
 on where the last one ended.
 """
 
-import argparse, json, os, sys, time
+import argparse, json, os, random, sys, time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
@@ -192,6 +192,7 @@ if __name__ == "__main__":
     jobs = [
         ((a.skip + i) // a.part, T[i : i + a.part], a.out, a.hibari, a.dual, stop) for i in range(0, len(T), a.part)
     ]
+    random.Random(0).shuffle(jobs)  # a run that is stopped has some of every kind of text
     t0, tot = time.time(), 0
     with mp.get_context("spawn").Pool(a.workers) as p:
         for n, s in enumerate(p.imap_unordered(work, jobs)):
