@@ -6,7 +6,7 @@
     scripts/soak.py --suite suite.json --runs 50   # runs those, on a machine without cargo
 
 A lane runs one executable after the other, on so many cores (--cores) of its own; with more lanes than there are cores
-for, they share them, which is the load.
+for, they share them, which is the load. Interrupted (Ctrl-C), it begins nothing more, waits for what runs, and reports.
 Ends with 1 if a test failed, with what it printed in FOLDER (--logs).
 """
 
@@ -61,6 +61,10 @@ class Soak:
     def begin(self):
         with self.lock:
             return next(self.next, None) if time.monotonic() < self.ends else None
+
+    def end(self):
+        """Nothing begins any more; what runs comes to its end."""
+        self.ends = min(self.ends, time.monotonic())
 
     def lane(self, number):
         first_core, own = self.args.first_core, os.cpu_count() - self.args.first_core
@@ -139,6 +143,7 @@ def main():
         return 0
     soak = Soak(args, tests)
     lanes = [threading.Thread(target=soak.lane, args=(number,)) for number in range(args.lanes)]
+    signal.signal(signal.SIGINT, lambda *_: soak.end())
     for lane in lanes:
         lane.start()
     for lane in lanes:
