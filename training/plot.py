@@ -1,6 +1,7 @@
 """The curves of a run's logs as one picture: python plot.py OUT.png LOG...
 
-A stage that went on from earlier weights (`--init`) is drawn behind its run before; give the logs in that order.
+A stage that went on from earlier weights (`--init`) is drawn behind its run before; give the logs in that order. A stage
+without a log is left out.
 """
 
 import math
@@ -38,9 +39,17 @@ def in_a_row(points):
 
 def main():
     text = "\n".join(open(path, errors="replace").read() for path in sys.argv[2:])
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6))
-    for axis, (title, (pattern, options)) in zip(axes.flat, CURVES.items()):
-        points = [(float(a), float(b)) for a, b in re.findall(pattern, text)]
+    found = [
+        (title, [(float(a), float(b)) for a, b in re.findall(pattern, text)], options)
+        for title, (pattern, options) in CURVES.items()
+    ]
+    drawn = [curve for curve in found if curve[1]]
+    columns = min(len(drawn), 3)
+    lines = -(-len(drawn) // 3)
+    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False)
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    for axis, (title, points, options) in zip(axes.flat, drawn):
         axis.plot(*in_a_row([p for p in points if p[0] > 3]), lw=1.2)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("minutes")

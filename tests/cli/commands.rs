@@ -23,7 +23,8 @@ fn wrong_usage_exits_with_2() {
 fn check_says_what_the_example_means() {
     let done = omni(["check", "configs/example.toml"]).run();
     done.succeeds();
-    for line in ["configs/example.toml: ok", "127.0.0.1:8080 (this machine only)", "heart, alto; default heart"] {
+    for line in ["configs/example.toml: ok", "127.0.0.1:8080 (this machine only)", "heart, alto, tenor; default heart"]
+    {
         assert!(done.stdout.contains(line), "{line} is not in\n{}", done.stdout);
     }
     let apart = omni(["check", "configs/example.toml", "--set", "stages.talker.placement=process"]).run();

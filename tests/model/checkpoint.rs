@@ -69,7 +69,7 @@ fn both_spellings_of_the_config_are_read() {
     assert_eq!(text.mrope_section, Some([12, 10, 10]));
     assert_eq!(text.moe.as_ref().unwrap().num_experts, 4);
     assert_eq!(voice.omni().unwrap().code2wav.transformer.rope_theta, 1e4);
-    assert_eq!(voice.omni().unwrap().talker.speaker_names(), ["heart", "alto"]);
+    assert_eq!(voice.omni().unwrap().talker.speaker_names(), ["heart", "alto", "tenor"]);
     assert_eq!(voice.generation().thinker_eos, [1002]);
     assert_eq!((voice.generation().thinker.temperature, voice.generation().thinker_max_tokens), (0.0, 256));
 }

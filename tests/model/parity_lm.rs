@@ -36,7 +36,7 @@ fn every_tensor_of_the_text_cases_equals_the_reference() {
 fn the_default_voice_says_what_the_reference_says_to_what_is_written_and_spoken() {
     let cases = compared("assets/voice/golden");
     let of = |kind| cases.keys().filter(|name| name.starts_with(kind)).count();
-    assert_eq!((of("voice_"), of("heard_"), cases.len()), (8, 3, 11));
+    assert_eq!((of("voice_"), of("heard_"), cases.len()), (12, 3, 15));
     for (name, found) in &cases {
         assert!(found.passed(), "{name}: {found:?}");
         assert_eq!((found.compared, found.unknown.len()), (4, 0), "{name}");

@@ -48,7 +48,7 @@ fn user_text(prompt: &str) -> &str {
 
 #[test]
 fn conversations_get_the_ids_of_the_reference() {
-    for voice in ["heart", "alto"] {
+    for voice in ["heart", "alto", "tenor"] {
         for case in 0..4 {
             let (text, input, _) = golden(&format!("assets/voice/golden/voice_{voice}_{case}"));
             let prompt = VOICE_PROMPTER.chat(&[user(user_text(&text))]).unwrap();

@@ -11,7 +11,7 @@ use omni_actors::model::stage::{
 use omni_actors::model::talker::TalkerPrompt;
 use serde_json::json;
 
-const VOICES: [&str; 8] = [
+const VOICES: [&str; 12] = [
     "voice_heart_0",
     "voice_heart_1",
     "voice_heart_2",
@@ -20,6 +20,10 @@ const VOICES: [&str; 8] = [
     "voice_alto_1",
     "voice_alto_2",
     "voice_alto_3",
+    "voice_tenor_0",
+    "voice_tenor_1",
+    "voice_tenor_2",
+    "voice_tenor_3",
 ];
 
 /// Answers and emitted embeddings, with the prompt in pieces of `chunk`.
