@@ -189,7 +189,7 @@ def main():
     run.wait("hears")
     (w / "checkpoint/DONE").unlink()
 
-    few = ["--limit", 24, "--batch", 12] if tiny else []
+    few = ["--limit", 3] if tiny else []
     speak = [w / "checkpoint", w / "text"]
     for name, seed, texts in (("aligned", 1, 1800), ("warped", 2, 300), ("heard", 3, 80)):
         how = [*device, *hibari, "--seed", seed, *(few or ["--limit", texts])]
