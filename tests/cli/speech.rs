@@ -114,8 +114,9 @@ fn speech_begins_without_a_click() {
         [&[][..], &["--set", "speech.fade_in=0ms"]].map(|fade| wav(&say(&[ask, &["--seed", "7"], fade].concat())).0)
     };
     // The voice itself: nothing is said before 50 ms.
-    let [_, as_made] = both(&["Good morning."]);
+    let [faded, as_made] = both(&["Good morning."]);
     assert!(loudest(&as_made[..1_200]) < 30, "{:?}", &as_made[..1_200]);
+    assert!(loudest(&faded[..480]) < 30 && faded[240..] == as_made[240..], "{:?}", &faded[..480]);
     // Random weights are loud from the first sample on.
     let [faded, as_made] = both(&["Hello", "--checkpoint", "tests/fixtures/qwen3_omni", "--max-frames", "4"]);
     assert!(loudest(&as_made[..24]) > 10 * loudest(&faded[..24]).max(1), "{:?} {:?}", &as_made[..24], &faded[..24]);
