@@ -1,5 +1,6 @@
 //! The vocoder against the reference's activations and waveforms, and a stream in pieces against the stream at once.
 
+use crate::requests::VOICE_GOLDENS;
 use candle_core::{DType, Device, Tensor};
 use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::model::ModelError;
@@ -112,8 +113,7 @@ fn waveforms_equal_the_reference() {
 fn speech_of_whole_pipelines_equals_the_reference() {
     let tiny = ["audio_ethan", "image_ethan", "text_ethan", "text_ethan_eos", "text_ethan_thinker_eos", "video_ethan"];
     let cases = tiny.map(|c| (&TINY, format!("tests/fixtures/qwen3_omni/golden/{c}.safetensors")));
-    let voices = ["alto", "heart", "tenor"].into_iter().flat_map(|v| (0..4).map(move |i| format!("voice_{v}_{i}")));
-    let voices = voices.map(|c| (&VOICE, format!("assets/voice/golden/{c}.safetensors")));
+    let voices = VOICE_GOLDENS.map(|c| (&VOICE, format!("assets/voice/golden/{c}.safetensors")));
     for (net, file) in cases.into_iter().chain(voices) {
         let golden = golden(&file);
         let off = worst(&decode_at_once(net, &codes(&golden["codes"])), &floats(&golden["wav"]));

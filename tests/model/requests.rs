@@ -59,6 +59,22 @@ pub fn path(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
 }
 
+/// Written requests to the embedded voice, four by each of its speakers.
+pub const VOICE_GOLDENS: [&str; 12] = [
+    "voice_heart_0",
+    "voice_heart_1",
+    "voice_heart_2",
+    "voice_heart_3",
+    "voice_alto_0",
+    "voice_alto_1",
+    "voice_alto_2",
+    "voice_alto_3",
+    "voice_tenor_0",
+    "voice_tenor_1",
+    "voice_tenor_2",
+    "voice_tenor_3",
+];
+
 /// A golden request with one clip and one picture at most, and what came of it.
 pub struct Golden {
     pub nets: &'static Nets,

@@ -1,6 +1,6 @@
 //! Thinker and talker driven through the stage trait: golden tokens, whatever the batch and the split of the prompt.
 
-use crate::requests::{FIXTURE, Golden, Nets, TINY, VOICE, bits, embeddings};
+use crate::requests::{FIXTURE, Golden, Nets, TINY, VOICE, VOICE_GOLDENS, bits, embeddings};
 use crate::support::sequences::{self, step, step_sequence};
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::{FinishReason, Slot};
@@ -10,21 +10,6 @@ use omni_actors::model::stage::{
 };
 use omni_actors::model::talker::TalkerPrompt;
 use serde_json::json;
-
-const VOICES: [&str; 12] = [
-    "voice_heart_0",
-    "voice_heart_1",
-    "voice_heart_2",
-    "voice_heart_3",
-    "voice_alto_0",
-    "voice_alto_1",
-    "voice_alto_2",
-    "voice_alto_3",
-    "voice_tenor_0",
-    "voice_tenor_1",
-    "voice_tenor_2",
-    "voice_tenor_3",
-];
 
 /// Answers and emitted embeddings, with the prompt in pieces of `chunk`.
 fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishReason>) {
@@ -44,7 +29,7 @@ fn speak(
 
 #[test]
 fn every_golden_request_gives_its_tokens_and_codes_whatever_the_pieces_of_the_prompt() {
-    for name in VOICES.into_iter().chain(["text_ethan", "text_ethan_thinker_eos"]) {
+    for name in VOICE_GOLDENS.into_iter().chain(["text_ethan", "text_ethan_thinker_eos"]) {
         let golden = Golden::read(name);
         let mut whole_embeddings = None;
         for chunk in [1000, 1, 3, 7] {
@@ -74,7 +59,7 @@ fn an_answer_that_ends_by_length_or_by_its_stop_token_says_so() {
 
 #[test]
 fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
-    let golden: Vec<Golden> = VOICES.map(Golden::read).into();
+    let golden: Vec<Golden> = VOICE_GOLDENS.map(Golden::read).into();
     let mut thinker = VOICE.thinker();
     let mut talker = VOICE.talker();
     let mut answers = vec![vec![]; golden.len()];
@@ -133,8 +118,8 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
         assert!(round < 1000);
     }
     for (i, g) in golden.iter().enumerate() {
-        assert_eq!(answers[i], g.answer(), "{}", VOICES[i]);
-        assert_eq!(codes[i], g.codes(), "{}", VOICES[i]);
+        assert_eq!(answers[i], g.answer(), "{}", VOICE_GOLDENS[i]);
+        assert_eq!(codes[i], g.codes(), "{}", VOICE_GOLDENS[i]);
     }
 }
 
