@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits of an entry that say the unit.
 const UNIT_BITS: u32 = 24;
+/// Bits of an entry that say the request.
+const REQUEST_BITS: u32 = u64::BITS - UNIT_BITS;
 /// The actor knows of no unit.
 const NO_UNIT: u32 = (1 << UNIT_BITS) - 1;
 /// Words in front of the ring: one per role, one of the parent, and the positions.
@@ -184,6 +186,8 @@ impl InHand {
 }
 
 fn entry(request: RequestId, unit: u32) -> u64 {
+    // Engines number requests one by one, from 1: at a million a second it takes twelve days to get there.
+    debug_assert!(request.0 >> REQUEST_BITS == 0, "the number of request {request} leaves no room for its unit");
     request.0 << UNIT_BITS | u64::from(unit)
 }
 
@@ -251,6 +255,16 @@ mod tests {
         in_hand.settled();
         in_hand.rest(Role::Packager);
         assert_eq!(these(in_hand.of_role(None)), [(8, None)]);
+    }
+
+    #[test]
+    fn the_largest_number_of_a_request_is_read_as_it_was_written() {
+        let in_hand = InHand::new(1, None);
+        let largest = (1_u64 << REQUEST_BITS) - 1;
+        in_hand.take_at(Role::Packager, RequestId(largest), u32::MAX);
+        assert_eq!(these(in_hand.of_role(Some(Role::Packager))), [(largest, Some(NO_UNIT - 1))]);
+        in_hand.take(Role::Packager, RequestId(largest));
+        assert_eq!(these(in_hand.of_role(Some(Role::Packager))), [(largest, None)]);
     }
 
     #[test]

@@ -44,7 +44,7 @@ type Receiver = Arc<dyn PayloadReceiver>;
 /// Starts the supervisors. Each stage loads its weights and comes up by itself.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kept) -> Result<Shared, StartError> {
     let family = checkpoint.family();
-    let first_request = kept.first_request;
+    let next_request = Arc::clone(&kept.next_request);
     // A device that cannot be used is an error of the maker.
     let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
     let names = checkpoint.stages();
@@ -80,7 +80,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let groups = family.talker().num_code_groups;
     let faults = maker.faults.clone();
     let ledger = Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone(), faults);
-    let ledger = Arc::new(ledger.beginning_at(first_request));
+    let ledger = Arc::new(ledger.numbered_by(next_request));
     ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
     let nodes = cluster::nodes(checkpoint, config, names).await?;

@@ -68,8 +68,8 @@ pub(super) struct Ledger {
     fault: FaultSite,
     /// Between the journal and the client.
     handover: FaultSite,
-    /// Number of the next request.
-    next: AtomicU64,
+    /// Number of the next request of all ledgers that have this counter.
+    next: Arc<AtomicU64>,
     state: PostedLock<State, Post, Arrival>,
 }
 
@@ -174,13 +174,13 @@ impl Ledger {
         });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (clock, into) = (Clock::system(), OnceLock::new());
-        let next = AtomicU64::new(1);
+        let next = Arc::new(AtomicU64::new(1));
         Ledger { clock, stages, groups, unit, into, metrics, faults, fault, handover, next, state }
     }
 
-    /// The same with other numbers: its first request has this one.
-    pub fn beginning_at(self, first: u64) -> Ledger {
-        Ledger { next: AtomicU64::new(first), ..self }
+    /// Numbers its requests by this counter, which other ledgers may have too.
+    pub fn numbered_by(self, next: Arc<AtomicU64>) -> Ledger {
+        Ledger { next, ..self }
     }
 
     /// Tells the time by this clock.

@@ -108,7 +108,7 @@ use service::planned;
 use stages::Stages;
 use status_history::Follower;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use stream::Expired;
 use tokio::sync::Semaphore;
@@ -134,15 +134,16 @@ struct Kept {
     /// What traces listen to.
     recorder: Recorder,
     faults: FaultPlan,
-    /// The number of its first request: no two requests of a process have the same.
-    first_request: u64,
+    /// The number of the next request. Engines that share the recorder share it, so that no two requests have the same
+    /// number. One by one, so that a number always fits into the notes of what actors have in hand.
+    next_request: Arc<AtomicU64>,
 }
 
 impl Kept {
     /// For an engine of this config alone.
     fn new(config: &Config) -> Kept {
         let faults = FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults);
-        Kept { recorder: Recorder::default(), faults, first_request: 1 }
+        Kept { recorder: Recorder::default(), faults, next_request: Arc::new(AtomicU64::new(1)) }
     }
 }
 

@@ -17,6 +17,11 @@ fn reports(ledger: &Arc<Ledger>, replica: impl Into<Replica>) -> Reports {
 
 /// A ledger of these stages, which take sequences.
 fn ledger(stages: Stages) -> Arc<Ledger> {
+    ledger_numbered_by(Arc::new(AtomicU64::new(1)), stages)
+}
+
+/// The same with this counter.
+fn ledger_numbered_by(next: Arc<AtomicU64>, stages: Stages) -> Arc<Ledger> {
     let limits =
         LedgerLimits { request_timeout: Duration::from_secs(60), stalled_client_timeout: Duration::from_secs(10) };
     let metrics = RequestMetrics::new(Recorder::default());
@@ -25,7 +30,8 @@ fn ledger(stages: Stages) -> Arc<Ledger> {
         Replica { stage: stage.name(), number }
     };
     let replicas: Vec<_> = stages.iter().map(named).collect();
-    let ledger = Arc::new(Ledger::new(limits, stages, GROUPS, UNIT, metrics, FaultPlan::new(&[])));
+    let ledger = Ledger::new(limits, stages, GROUPS, UNIT, metrics, FaultPlan::new(&[]));
+    let ledger = Arc::new(ledger.numbered_by(next));
     for replica in replicas {
         reports(&ledger, replica).stage_up(replica.stage, &mut || {});
     }
@@ -98,4 +104,19 @@ fn a_request_has_talker_and_vocoder_of_one_number_whatever_has_ended() {
         assert!(talker.is_some() && talker == vocoder, "{request}: {talker:?}, {vocoder:?}");
     }
     assert_eq!([4, 5, 6].map(|request| seat(StageName::Vocoder, request)), [0, 1, 2].map(Some), "evenly");
+}
+
+#[test]
+fn ledgers_with_one_counter_number_their_requests_one_by_one() {
+    let next = Arc::new(AtomicU64::new(1));
+    let load = || ledger_numbered_by(Arc::clone(&next), Stages::single(&StageName::OF_TEXT));
+    let (one, other) = (load(), load());
+    let streams = [&one, &other, &other, &one].map(asked);
+    let numbers = |ledger: &Ledger| ledger.lock().open.keys().map(|request| request.0).collect::<Vec<_>>();
+    assert_eq!((numbers(&one), numbers(&other)), (vec![1, 4], vec![2, 3]));
+    drop((streams, other));
+    // As when a model is unloaded and loaded again.
+    let again = load();
+    let _stream = asked(&again);
+    assert_eq!(numbers(&again), [5]);
 }

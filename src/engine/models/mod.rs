@@ -21,7 +21,7 @@ use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::SAMPLE_RATE;
 use omni_telemetry::ModelMetrics;
 use omni_telemetry::trace::Recorder;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -33,8 +33,6 @@ pub type Opener = Arc<dyn Fn(&Config) -> Result<Checkpoint, String> + Send + Syn
 
 /// Pause before a load that failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Bits of the numbers that the requests of one loaded engine have.
-const NUMBERS: u32 = 32;
 /// Longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -55,8 +53,6 @@ struct Group {
     /// How long requests may go on that an engine which gave up still serves.
     grace: Duration,
     open: Opener,
-    /// Loads that have begun: requests of each have numbers of their own.
-    loads: AtomicU64,
 }
 
 /// What outlives the engine of a model.
@@ -103,8 +99,9 @@ impl Models {
     /// # Errors
     /// [`StartError::Config`] where `server.model_memory` is too small for a model, or for those of the start together.
     pub async fn launch(config: &Config, open: Opener) -> Result<Models, StartError> {
-        let recorder = Recorder::default();
-        let slots: Vec<Slot> = config.models.iter().map(|entry| Slot::new(entry, recorder.clone())).collect();
+        let (recorder, next_request) = (Recorder::default(), Arc::new(AtomicU64::new(1)));
+        let slot = |entry| Slot::new(entry, recorder.clone(), Arc::clone(&next_request));
+        let slots: Vec<Slot> = config.models.iter().map(slot).collect();
         let residents: Vec<Resident> = config.models.iter().map(resident).collect();
         check_memory(config, &residents)?;
         let limits = ResidenceLimits { memory: config.server.model_memory, pause: PAUSE, longest_pause: LONGEST_PAUSE };
@@ -116,7 +113,6 @@ impl Models {
             patience: config.server.load_patience,
             grace: config.server.drain_grace,
             open,
-            loads: AtomicU64::new(0),
         });
         for (index, slot) in group.slots.iter().enumerate() {
             // Told as soon as it is known, also of those that no request has wanted yet.
@@ -155,7 +151,7 @@ impl Models {
 }
 
 impl Slot {
-    fn new(entry: &ModelEntry, recorder: Recorder) -> Slot {
+    fn new(entry: &ModelEntry, recorder: Recorder, next_request: Arc<AtomicU64>) -> Slot {
         let config = entry.config.clone();
         let unknown = ModelInfo {
             id: config.model.name.clone(),
@@ -178,7 +174,7 @@ impl Slot {
             engine: Mutex::default(),
             voices: Mutex::default(),
             limits: Mutex::default(),
-            kept: Kept { recorder, faults, first_request: 1 },
+            kept: Kept { recorder, faults, next_request },
             metrics: ModelMetrics::new(&unknown.id),
             unknown,
             config,
@@ -309,9 +305,7 @@ impl Group {
             let opened = tokio::task::spawn_blocking(move || opener.open(index)).await;
             let checkpoint = opened.unwrap_or_else(|error| Err(error.to_string()))?;
             let slot = &group.slots[index];
-            let first_request = (group.loads.fetch_add(1, Ordering::Relaxed) << NUMBERS) + 1;
-            let kept = Kept { first_request, ..slot.kept.clone() };
-            let started = Engine::start_keeping(&checkpoint, &slot.config, kept).await;
+            let started = Engine::start_keeping(&checkpoint, &slot.config, slot.kept.clone()).await;
             started.map_err(|error| error.to_string())
         });
         match starting.await.unwrap_or_else(|error| Err(error.to_string())) {
