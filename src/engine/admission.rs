@@ -63,6 +63,12 @@ impl Place {
         self.paused.load(Ordering::SeqCst)
     }
 
+    /// What admission wants from now on.
+    #[cfg(test)]
+    pub fn pauses(&self, paused: bool) {
+        self.wanted.store(paused, Ordering::SeqCst);
+    }
+
     /// Makes the state what admission wants last; if that changed it, whether the request is paused now. To be called
     /// with the ledger locked.
     pub fn settle(&self) -> Option<bool> {

@@ -12,11 +12,12 @@ use omni_transfer::transport::TransportError;
 impl Ledger {
     /// Admits the sequence of a request to a stage that is up, with its input so far.
     pub(super) fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
-        // One that is paused is admitted when it goes on.
-        if !state.seats[stage as usize].is_up() || state.open.get(&request).is_some_and(Open::is_paused) {
+        if !state.seats[stage as usize].is_up() || !state.suspects[stage as usize].may_enter(request) {
             return;
         }
-        if !state.suspects[stage as usize].may_enter(request) {
+        // One that is paused is admitted when it goes on. If it is a suspect it has had its turn to enter: who lets
+        // suspects in would find it for ever.
+        if state.open.get(&request).is_some_and(Open::is_paused) {
             return;
         }
         let alone = state.suspects[stage as usize].alone(request);

@@ -4,7 +4,7 @@ use crate::journal::tests::{GROUPS, UNIT, codes, talker, thinker, vocoder};
 use omni_config::{Config, Replicas};
 use omni_core::ids::{Attempt, Seq};
 use omni_core::ledger::{LedgerLimits, Owed};
-use omni_stage::{Outputs, RELEASED, StageHandle, StageReports};
+use omni_stage::{InHands, Outputs, RELEASED, StageFailure, StageHandle, StageReports};
 use omni_telemetry::trace::Recorder;
 
 /// The name of the first request of a ledger.
@@ -40,6 +40,10 @@ fn ledger_numbered_by(next: Arc<AtomicU64>, stages: Stages) -> Arc<Ledger> {
 
 /// A spoken answer that it accepts.
 fn asked(ledger: &Arc<Ledger>) -> ResponseStream {
+    opened(ledger, Right::default())
+}
+
+fn opened(ledger: &Arc<Ledger>, right: impl Into<Right>) -> ResponseStream {
     let plan = RequestPlan {
         owed: Owed { text: true, audio: true },
         seed: 1,
@@ -53,7 +57,7 @@ fn asked(ledger: &Arc<Ledger>) -> ResponseStream {
         guard: None,
         media: MediaPlan::default(),
     };
-    ledger.open_request(plan, RequestKind::Chat, Right::default(), Expired::default())
+    ledger.open_request(plan, RequestKind::Chat, right, Expired::default())
 }
 
 /// A ledger of three stages, and a spoken answer that it has accepted.
@@ -119,4 +123,32 @@ fn ledgers_with_one_counter_number_their_requests_one_by_one() {
     let again = load();
     let _stream = asked(&again);
     assert_eq!(numbers(&again), [5]);
+}
+
+#[test]
+fn a_suspect_that_is_paused_has_its_turn_and_keeps_nobody_waiting() {
+    let ledger = ledger(Stages::single(&StageName::OF_TEXT));
+    let places = [(); 3].map(|()| Arc::new(Place::default()));
+    let _streams = places.clone().map(|place| opened(&ledger, place));
+    let talker = reports(&ledger, StageName::Talker);
+    let dies = |in_hand: &[u64]| {
+        let in_hand = in_hand.iter().map(|request| (RequestId(*request), Some(0))).collect();
+        let failure = StageFailure::new("a fault".to_owned(), InHands::These(in_hand));
+        talker.stage_down(StageName::Talker, &failure);
+    };
+    dies(&[1, 2, 3]);
+    talker.stage_up(StageName::Talker, &mut || {});
+    places[1].pauses(true);
+    ledger.settle(&places[1]);
+    // Now the three enter one by one, and the second, which has failed once, goes before the others.
+    dies(&[1, 3]);
+    talker.stage_up(StageName::Talker, &mut || {});
+    let has = |request| ledger.lock().seats[StageName::Talker as usize].of(RequestId(request)).is_some();
+    for _ in 0..100 {
+        ledger.tick();
+    }
+    assert_eq!([1, 2, 3].map(has), [true, false, true], "they have not waited for it for ever");
+    places[1].pauses(false);
+    ledger.settle(&places[1]);
+    assert!(has(2));
 }
