@@ -207,7 +207,8 @@ impl Inbound {
                 state.ends.scheduler.tell(SchedulerMessage::Acked { acks, behind: true });
             }
             InboundMessage::Abort(request) => {
-                state.released(request);
+                // Not released: a request that is paused goes on, and then its producer has to wait as before.
+                state.forgotten(request);
                 state.ends.scheduler.tell(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {

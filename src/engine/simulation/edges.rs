@@ -42,6 +42,8 @@ pub(super) struct Windows {
     pub over: Vec<(RequestId, Edge, u32, u32)>,
     /// Requests that are ahead on an edge by more than their window: how far they are, and how far they may be.
     pub ahead: Vec<(RequestId, Edge, u32, u32)>,
+    /// Requests whose consumer on an edge took over more after it had let its producer go.
+    pub again: Vec<(RequestId, Edge)>,
 }
 
 /// What the prompts of a request make and use.
@@ -62,6 +64,8 @@ struct Count {
     made: u32,
     acked: u32,
     released: bool,
+    /// The consumer said that it takes no more.
+    let_go: bool,
 }
 
 impl Windows {
@@ -110,8 +114,12 @@ impl Windows {
         let edge = if edge == Edge::Text && rows > 0 { Edge::Media } else { edge };
         let count = self.counts.entry((request, edge as usize)).or_default();
         if upto == RELEASED {
-            count.released = true;
+            (count.released, count.let_go) = (true, true);
             return;
+        }
+        // An encoder that dies behind its last input begins again, and its producer, which is here, waits for nobody.
+        if count.let_go && matches!(edge, Edge::Embeddings | Edge::Codes) {
+            self.again.push((request, edge));
         }
         count.acked = count.acked.max(upto);
         // What a client gives is not counted here.

@@ -18,6 +18,10 @@ impl World<'_> {
         if let Some((request, edge, made, most)) = ahead.first() {
             return Err(format!("{request} is {made} units far on {edge:?}, beyond its window, which ends at {most}"));
         }
+        let again = std::mem::take(&mut lock(&self.windows).again);
+        if let Some((request, edge)) = again.first() {
+            return Err(format!("{request}: more was taken over on {edge:?} after its producer had been let go"));
+        }
         // Counting them each time would take longer than all the rest.
         if self.report.events.is_multiple_of(64) {
             let (held, places) =
