@@ -118,13 +118,13 @@ impl AdmissionCore {
         {
             // Its place is the next request's, unless that is one too many all the same. More places may be held than
             // streams are carried by now: what waits for its client needs no capacity.
-            self.shares.leaves(its_tenant);
+            self.shares.leaves(its_tenant.id);
             answer = self.shares.ask(&tenant, places.max(held), now);
             yielded = answer.is_ok();
             if yielded {
                 instead_of = self.pause(idle, now);
             } else {
-                self.shares.stays(its_tenant);
+                self.shares.stays(&its_tenant, now);
             }
         }
         if let Err((reason, wait)) = answer {
@@ -166,7 +166,7 @@ impl AdmissionCore {
         self.streams.insert(
             ticket,
             Stream {
-                tenant: asked.tenant.id,
+                tenant: asked.tenant,
                 slo: asked.slo,
                 accepted: now,
                 ahead,
@@ -267,7 +267,7 @@ impl AdmissionCore {
         }
         if first && waited && stream.steady {
             let (took, ahead) = (now.saturating_sub(stream.accepted), stream.ahead);
-            self.first_sounds.learn((stream.chat, stream.tenant), ahead, took, now);
+            self.first_sounds.learn((stream.chat, stream.tenant.id), ahead, took, now);
         }
         self.capacity.made(length);
     }
@@ -289,7 +289,7 @@ impl AdmissionCore {
         self.look(now);
         let stream = self.streams.remove(&ticket)?;
         if stream.paused.is_none() {
-            self.shares.leaves(stream.tenant);
+            self.shares.leaves(stream.tenant.id);
         }
         self.held = (self.held * 7 + now.saturating_sub(stream.accepted)) / 8;
         if self.streams.is_empty() {
@@ -388,9 +388,9 @@ impl AdmissionCore {
         for (ticket, stream) in self.streams.iter().filter(|(_, stream)| stream.counts()) {
             if stream.is_late(self.limits.first_audio, now) {
                 late.push(*ticket);
-                late_tenants.insert(stream.tenant);
+                late_tenants.insert(stream.tenant.id);
             } else if !stream.complete && stream.playback.time_to_first().is_some() {
-                in_time.insert(stream.tenant);
+                in_time.insert(stream.tenant.id);
             }
         }
         let alone = late_tenants.len() == 1 && in_time.iter().any(|tenant| !late_tenants.contains(tenant));

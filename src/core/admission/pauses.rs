@@ -3,7 +3,7 @@
 //! A paused request keeps what it has made and what it owes; stages hold nothing for it. So a pause costs a listener
 //! nothing as long as there is something to be read, and a stage a prefill when the request goes on.
 
-use super::{AdmissionCore, Stream, TenantId, Ticket};
+use super::{AdmissionCore, Stream, Tenant, TenantId, Ticket};
 use std::time::Duration;
 
 /// A request that has waited so long for its client gives its place up while all are taken.
@@ -43,7 +43,7 @@ impl AdmissionCore {
 
     /// Requests of a tenant that hold none.
     pub(super) fn paused_of(&self, tenant: TenantId) -> usize {
-        self.streams.values().filter(|stream| stream.paused.is_some() && stream.tenant == tenant).count()
+        self.streams.values().filter(|stream| stream.paused.is_some() && stream.tenant.id == tenant).count()
     }
 
     /// Streams that hold a place and use it.
@@ -52,7 +52,7 @@ impl AdmissionCore {
     }
 
     /// The stream that has waited longest for its client, if it may lose its place, and whose it is.
-    pub(super) fn idlest(&self, now: Duration) -> Option<(Ticket, TenantId)> {
+    pub(super) fn idlest(&self, now: Duration) -> Option<(Ticket, Tenant)> {
         let holds = self.streams.iter().filter(|(_, stream)| stream.paused.is_none() && stream.idle(now) >= YIELDS);
         let (ticket, stream) = holds.max_by_key(|(ticket, stream)| (stream.idle(now), **ticket))?;
         Some((*ticket, stream.tenant))
@@ -93,13 +93,13 @@ impl AdmissionCore {
             let (ticket, tenant, places) = (*ticket, stream.tenant, self.places(stream.slo));
             if self.running() >= places {
                 let Some((idle, its_tenant)) = self.idlest(now).filter(|_| self.in_use(now) < places) else { return };
-                self.shares.leaves(its_tenant);
+                self.shares.leaves(its_tenant.id);
                 if let Some(stream) = self.streams.get_mut(&idle) {
                     (stream.paused, stream.steady) = (Some(now), false);
                     self.changes.push((idle, true));
                 }
             }
-            self.shares.stays(tenant);
+            self.shares.stays(&tenant, now);
             if let Some(stream) = self.streams.get_mut(&ticket) {
                 stream.paused = None;
                 self.changes.push((ticket, false));

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// A tenant that was here within this time counts as there.
 const AROUND: Duration = Duration::from_secs(10);
 /// Most tenants without a place that are remembered: those that were here last.
-const REMEMBERED: usize = 4096;
+pub(super) const REMEMBERED: usize = 4096;
 
 /// Who a tenant is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +56,21 @@ struct State {
     /// Requests that may come at this moment, at most a minute's.
     tokens: f64,
     refilled: Duration,
+}
+
+impl State {
+    /// A tenant that was not here before, or that was forgotten.
+    fn new(tenant: &Tenant, now: Duration) -> State {
+        State {
+            weight: tenant.weight,
+            held: 0,
+            seen: now,
+            wanted: 0,
+            expected: now,
+            tokens: rate(tenant),
+            refilled: now,
+        }
+    }
 }
 
 /// See the module.
@@ -129,25 +144,17 @@ impl Shares {
         }
     }
 
-    /// It keeps a place that [`Shares::leaves`] was told of.
-    pub fn stays(&mut self, id: TenantId) {
-        if let Some(own) = self.tenants.get_mut(&id) {
-            own.held += 1;
-            self.held += 1;
-        }
+    /// It has a place again that [`Shares::leaves`] was told of.
+    pub fn stays(&mut self, tenant: &Tenant, now: Duration) {
+        // Without a place it may have been forgotten. Its place counts all the same.
+        let own = self.tenants.entry(tenant.id).or_insert_with(|| State::new(tenant, now));
+        own.held += 1;
+        self.held += 1;
     }
 
     fn see(&mut self, tenant: &Tenant, now: Duration) {
-        let rate = f64::from(tenant.requests_per_minute.unwrap_or(u32::MAX));
-        let own = self.tenants.entry(tenant.id).or_insert_with(|| State {
-            weight: tenant.weight,
-            held: 0,
-            seen: now,
-            wanted: 0,
-            expected: now,
-            tokens: rate,
-            refilled: now,
-        });
+        let rate = rate(tenant);
+        let own = self.tenants.entry(tenant.id).or_insert_with(|| State::new(tenant, now));
         own.seen = now;
         own.tokens = (own.tokens + rate / 60.0 * now.saturating_sub(own.refilled).as_secs_f64()).min(rate);
         own.refilled = now;
@@ -187,6 +194,11 @@ impl Shares {
         }
         wanted.max(around)
     }
+}
+
+/// Requests that it may make in a minute.
+fn rate(tenant: &Tenant) -> f64 {
+    f64::from(tenant.requests_per_minute.unwrap_or(u32::MAX))
 }
 
 /// At least one place, whatever the weights.

@@ -2,7 +2,7 @@
 
 use super::BUFFERED;
 use super::request::Slo;
-use super::shares::TenantId;
+use super::shares::Tenant;
 use crate::patience::Patience;
 use crate::playback::Playback;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// One admitted request.
 #[derive(Debug)]
 pub(super) struct Stream {
-    pub tenant: TenantId,
+    pub tenant: Tenant,
     pub slo: Slo,
     pub accepted: Duration,
     /// First sounds that others were waiting for when it was accepted.

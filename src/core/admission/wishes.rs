@@ -1,8 +1,10 @@
 //! Clients with strange wishes: none of them makes the server refuse what it can do.
 
+use super::shares::REMEMBERED;
 use super::tests::{FIRST_SOUND, LISTENED, admission, asked, ms, tenant};
 use super::*;
 use proptest::prelude::*;
+use std::net::IpAddr;
 
 /// A stream of `who` that hears its first sound after `took`, and nothing else.
 fn hears_late(core: &mut AdmissionCore, who: Tenant, steady: bool, took: Duration, now: &mut Duration) {
@@ -142,6 +144,31 @@ fn a_paused_request_goes_on_when_its_client_is_back_and_there_is_a_place() {
     assert_eq!(core.changes(), [], "what has ended does not go on");
     (0..2).for_each(|_| _ = core.ask(&asked(LISTENED), now).unwrap());
     assert_eq!(core.ask(&asked(LISTENED), now).unwrap_err().reason, Reason::Places);
+}
+
+#[test]
+fn the_place_of_a_paused_request_that_goes_on_counts_though_its_tenant_was_forgotten() {
+    let (mut core, mut now) = (admission(1, false), ms(1000));
+    let from = |tenant| Asked { tenant, ..asked(LISTENED) };
+    let reader = core.ask(&from(tenant(1, 1)), now).unwrap().ticket;
+    core.waits(reader, now);
+    core.heard(reader, ms(80), now);
+    now += ms(3000);
+    let other = core.ask(&from(tenant(2, 1)), now).unwrap().ticket;
+    core.waits(other, now);
+    assert_eq!(core.changes(), [(reader, true)]);
+    for number in 0..=u16::try_from(REMEMBERED).unwrap() {
+        let [high, low] = number.to_be_bytes();
+        let id = TenantId::Address(IpAddr::from([10, 1, high, low]));
+        let refusal = core.ask(&from(Tenant { id, ..Tenant::default() }), now).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Places);
+    }
+    core.waits(reader, now);
+    core.left(other, now);
+    assert_eq!(core.changes(), [(reader, false)]);
+    assert_eq!(core.ask(&from(tenant(3, 1)), now).unwrap_err().reason, Reason::Places);
+    core.left(reader, now);
+    core.ask(&from(tenant(3, 1)), now).unwrap();
 }
 
 #[test]
