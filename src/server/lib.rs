@@ -59,6 +59,7 @@ mod described;
 mod error;
 mod export;
 mod faults;
+mod feed;
 mod fetch;
 mod hangup;
 mod io;

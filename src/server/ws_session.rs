@@ -9,6 +9,7 @@ use super::auth::Caller;
 use super::budget::Held;
 use super::connection::{Activity, Busy, ConnectionGuard};
 use super::error::ApiError;
+use super::feed::Feed;
 use super::reader::Broken;
 use super::state::App;
 use super::ws_frames::{Incoming, Outgoing, Violation};
@@ -17,7 +18,6 @@ use super::ws_protocol::{SessionConfig, Summary, close_code, done_event, error_e
 use super::ws_socket::{Sender, Source, Unreadable};
 use super::ws_utterance::{Text, Upcoming, Utterance, feed, next_outgoing};
 use axum::http::StatusCode;
-use omni_audio::Sound;
 use omni_config::format_duration;
 use omni_engine::{Event, SpeechRequest, TextSource};
 use omni_telemetry::HttpMetrics;
@@ -152,7 +152,7 @@ impl Session {
             let patience = if writing { self.app.limits().stalled_client_timeout } else { self.app.idle_timeout };
             let parting = !self.parting.is_empty();
             let (text, stream) = match &mut self.current {
-                Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
+                Some(utterance) => (Some(&mut utterance.text), Some(&mut utterance.stream)),
                 None => (None, None),
             };
             let wake = tokio::select! {
@@ -209,20 +209,25 @@ impl Session {
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             let mut request = request;
             request.params.options.tenant = self.caller.tenant;
-            let start = std::mem::take(&mut self.config.sound.start);
-            let writer = self.app.writer(Sound { start, ..self.config.sound }).map_err(ApiError::from);
+            let writer = self.app.writer(self.config.sound).map_err(ApiError::from);
+            let can_begin = writer.is_ok();
             // The request of the session itself counts as its first utterance.
             let allowed = if self.utterance > 1 { self.caller.begin() } else { Ok(()) };
             let begun = match allowed.and(writer) {
                 Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),
                 Err(error) => Err(error),
             };
+            // Where the sound begins is said for one utterance; one that the server had no place for may come again.
+            if begun.is_ok() || !can_begin {
+                self.config.sound.start = 0;
+            }
             match begun {
                 Ok((writer, stream)) => {
                     if writer.start() > 0 {
                         HttpMetrics::resumed("sample");
                     }
-                    self.current = Some(Utterance::new(Text::Open(sender), self.config.sound.format, writer, stream));
+                    self.current =
+                        Some(Utterance::new(Text::Open(Feed::new(sender)), self.config.sound.format, writer, stream));
                 }
                 Err(error) => {
                     self.tell(&error_event(Some(self.utterance), &error)).await?;

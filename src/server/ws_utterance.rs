@@ -1,6 +1,7 @@
 //! One utterance of a WebSocket session, and the two things that the session waits for while it is spoken: the engine
 //! taking text, and room for the next message.
 
+use super::feed::Feed;
 use super::ws_input::{Input, Next};
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{Event, ResponseStream};
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 /// Where the text of the utterance being spoken is.
 pub(super) enum Text {
     /// More may come.
-    Open(flume::Sender<String>),
+    Open(Feed),
     /// The engine takes no more; the session drops the rest when the engine says why.
     Refused,
     /// Complete.
@@ -50,9 +51,9 @@ pub(super) enum Upcoming {
 }
 
 /// Gives the engine the next piece of text: true if it took it, false if it takes none. Pending while there is none.
-pub(super) async fn feed(text: Option<&Text>, input: &Input) -> bool {
+pub(super) async fn feed(text: Option<&mut Text>, input: &Input) -> bool {
     match (text, input.next()) {
-        (Some(Text::Open(sender)), Some(Next::Text(text))) => sender.send_async(text.to_owned()).await.is_ok(),
+        (Some(Text::Open(feed)), Some(Next::Text(text))) => feed.give(text).await,
         _ => std::future::pending().await,
     }
 }

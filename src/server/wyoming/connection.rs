@@ -9,6 +9,7 @@ use super::{Shared, voice};
 use crate::budget::Held;
 use crate::connection::{Busy, ConnectionGuard};
 use crate::error::ApiError;
+use crate::feed::Feed;
 use crate::hangup::Socket;
 use crate::io::StallGuard;
 use crate::keys::by_address;
@@ -173,7 +174,7 @@ impl Connection {
             // What is there goes first: a client that sends and does not read fills no memory.
             let reads = !answers && self.deferred.is_none() && !self.current.as_ref().is_some_and(Utterance::waits);
             let (text, stream) = match &mut self.current {
-                Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
+                Some(utterance) => (Some(&mut utterance.text), Some(&mut utterance.stream)),
                 None => (None, None),
             };
             let wake = tokio::select! {
@@ -257,7 +258,8 @@ impl Connection {
                 if let Some(params) = self.params.take() {
                     let (sender, receiver) = flume::bounded(TEXT_QUEUE);
                     let held = Held::nothing(&self.shared.app.budget);
-                    self.speak(TextSource::Streamed(receiver), params, Text::Open(sender, None), held).await?;
+                    self.speak(TextSource::Streamed(receiver), params, Text::Open(Feed::new(sender), None), held)
+                        .await?;
                 }
                 // Text behind an answer that has reached its limit is dropped.
                 if let Some(utterance) = &mut self.current {

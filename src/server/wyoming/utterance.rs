@@ -3,6 +3,7 @@
 use super::event;
 use crate::budget::Held;
 use crate::error::ApiError;
+use crate::feed::Feed;
 use crate::visit::Visit;
 use omni_audio::AudioWriter;
 use omni_engine::{Event, ResponseStream};
@@ -13,7 +14,7 @@ const PIECE: usize = 48;
 /// Where the text is.
 pub(super) enum Text {
     /// More may come. The last piece is still here until the engine has taken it.
-    Open(flume::Sender<String>, Option<String>),
+    Open(Feed, Option<String>),
     /// The engine takes no more; it says why.
     Refused,
     /// Complete.
@@ -115,9 +116,9 @@ impl Utterance {
 }
 
 /// Gives the engine the piece of text that waits: true if it took it, false if it takes none. Pending while none waits.
-pub(super) async fn feed(text: Option<&Text>) -> bool {
+pub(super) async fn feed(text: Option<&mut Text>) -> bool {
     match text {
-        Some(Text::Open(sender, Some(piece))) => sender.send_async(piece.clone()).await.is_ok(),
+        Some(Text::Open(feed, Some(piece))) => feed.give(piece).await,
         _ => std::future::pending().await,
     }
 }

@@ -303,6 +303,58 @@ async fn a_refusal_and_a_failure_concern_one_utterance() {
 }
 
 #[tokio::test]
+async fn a_place_to_begin_is_kept_for_the_utterance_that_is_taken() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    client.send(&json!({"type": "session.config", "seed": 5, "start_sample": 100})).await;
+    client.event("session.updated").await;
+    site.service.refuse_next(SubmitError::Full { limit: 4, retry_after: Duration::from_secs(2) });
+    for (start, taken) in [(100, false), (100, true), (0, true)] {
+        client.text("The same again.").await;
+        client.done().await;
+        if !taken {
+            assert_eq!(client.event("error").await["code"], "rate_limit_exceeded");
+            client.session_done(0).await;
+            continue;
+        }
+        let call = site.service.call().await;
+        call.started().await;
+        assert_eq!(client.event("audio.start").await["start_sample"], start);
+        assert_eq!(call.text().await, "The same again.");
+        call.audio(200).await;
+        assert_eq!(client.audio().await.len(), 2 * (200 - start));
+        call.finish().await;
+        assert_eq!(client.event("audio.done").await["samples"], 200 - start);
+        client.session_done(1).await;
+    }
+}
+
+#[tokio::test]
+async fn text_that_waits_for_the_engine_while_sound_comes_is_spoken_once() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    let words: Vec<String> = (0..200).map(|number| format!("{number} ")).collect();
+    client.text(&words[0]).await;
+    let call = site.service.call().await;
+    call.started().await;
+    client.event("audio.start").await;
+    for word in &words[1..] {
+        client.text(word).await;
+    }
+    client.done().await;
+    // Where a piece makes room for the next one, sound is there too.
+    let mut heard = String::new();
+    while heard.len() < words.concat().len() {
+        let sound = call.audio(1);
+        let (text, ()) = tokio::join!(piece(&call), sound);
+        heard.push_str(&text);
+        client.audio().await;
+    }
+    heard.push_str(&call.text().await);
+    assert_eq!(heard, words.concat());
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_aborts_its_utterance_even_while_text_is_awaited() {
     let site = Site::new();
     let mut client = Client::connect(&site).await;
