@@ -76,8 +76,11 @@ impl Budget {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message).with_retry_after(Duration::from_secs(1))
     }
 
-    /// Takes bytes for a buffer that has `holds` of them already.
+    /// Takes bytes for a buffer that has `holds` of them already. None can always be had, however much is taken.
     fn take(&self, bytes: usize, holds: usize) -> bool {
+        if bytes == 0 {
+            return true;
+        }
         let small = holds.saturating_add(bytes) <= self.what.small();
         let limit = if small { self.limit } else { self.limit - self.limit / RESERVE };
         let more = |used: usize| used.checked_add(bytes).filter(|used| *used <= limit);
@@ -285,6 +288,19 @@ mod tests {
         assert_eq!(large.len(), 56);
         let mut small = one_more(&budget, 64 << 10);
         assert!(!small.take(1), "it is large now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_needs_no_more_is_neither_refused_nor_given_the_place_of_a_reader() {
+        let budget = Budget::new(What::Output, 16 << 20, Gauge::noop());
+        let mut large = one_more(&budget, 14 << 20);
+        let reader = CancellationToken::new();
+        let unread = one_more(&budget, 1 << 20).guard(vec![0; 1 << 20], Some(reader.clone()));
+        tokio::time::advance(GRACE).await;
+        assert!(!large.take(1), "the rest is for small ones");
+        assert!(large.take(0) && large.take_patiently(0).await && large.resize(14 << 20));
+        assert!(!reader.is_cancelled());
+        drop(unread);
     }
 
     #[test]
