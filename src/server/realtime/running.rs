@@ -2,6 +2,7 @@
 //! frame of sound. Dropping it ends the request in every stage.
 
 use crate::auth::Caller;
+use crate::budget::Held;
 use crate::chat_parts::{self, Counts, SourceRef, What};
 use crate::error::ApiError;
 use crate::media::{self, Loaded};
@@ -25,8 +26,8 @@ pub(super) struct Running {
     /// Whether nothing takes its answer.
     pub prepares: bool,
     app: Arc<App>,
-    /// What a call of a function, with which a spoken answer ends, is to be asked for.
-    rest: Option<Job>,
+    /// What a call of a function, with which a spoken answer ends, is to be asked for, and its part of the budget.
+    rest: Option<(Job, Held)>,
     /// Bytes of text that were given, and those of a request that goes on behind them which are still to be skipped.
     given: usize,
     skipped: usize,
@@ -68,9 +69,17 @@ impl Running {
         let info = app.service.info();
         let (id, prepares) = (job.id, job.prepares);
         let (sample_rate, frame) = (info.sample_rate, info.samples_per_frame.max(1) as usize);
-        let rest = (job.speaks && !job.tools.is_empty()).then(|| Job { speaks: false, ..job.clone() });
-        let begun = begin(Arc::clone(app), caller.clone(), job, counts);
-        let state = State::Beginning(Box::pin(begun));
+        let (own, mut held) = (own_bytes(&job), Held::nothing(&app.budget));
+        let mut has_room = held.take(own);
+        let rest = (job.speaks && !job.tools.is_empty()).then(|| {
+            let mut held = held.another();
+            has_room &= held.take(own);
+            (Job { speaks: false, ..job.clone() }, held)
+        });
+        let state = State::Beginning(match has_room {
+            true => Box::pin(begin(Arc::clone(app), caller.clone(), (job, held), counts)),
+            false => Box::pin(async move { Err(held.exhausted()) }),
+        });
         let app = Arc::clone(app);
         Running { id, prepares, app, rest, given: 0, skipped: 0, spoken: None, caller, sample_rate, frame, state }
     }
@@ -89,7 +98,7 @@ impl Running {
 
     /// Asks for the call with which the spoken part has ended: the same request for text alone, whose text is the same
     /// and goes on.
-    fn call(&mut self, rest: Job, spoken: Usage) {
+    fn call(&mut self, rest: (Job, Held), spoken: Usage) {
         (self.spoken, self.skipped) = (Some(spoken), self.given);
         self.state = State::Beginning(Box::pin(begin(Arc::clone(&self.app), self.caller.clone(), rest, false)));
     }
@@ -198,7 +207,20 @@ impl Running {
     }
 }
 
-async fn begin(app: Arc<App>, caller: Caller, job: Job, counts: bool) -> Result<Begun, ApiError> {
+/// Bytes that a request has for itself: its texts and pictures, and sound that no conversation has.
+fn own_bytes(job: &Job) -> usize {
+    let parts = job.turns.iter().flat_map(|turn| &turn.parts);
+    let bytes = parts.map(|part| match part {
+        PromptPart::Text(text) => text.len(),
+        PromptPart::Image { url, .. } => url.len(),
+        PromptPart::Audio(file) if Arc::strong_count(file) == 1 => file.len(),
+        PromptPart::Audio(_) => 0,
+    });
+    bytes.sum()
+}
+
+/// The part of the budget is held until the engine has taken the request over.
+async fn begin(app: Arc<App>, caller: Caller, (job, _held): (Job, Held), counts: bool) -> Result<Begun, ApiError> {
     if counts {
         caller.begin()?;
     }
@@ -218,7 +240,7 @@ async fn begin(app: Arc<App>, caller: Caller, job: Job, counts: bool) -> Result<
         },
         life: None,
     };
-    let (messages, media) = prompt(&app, &job).await?;
+    let (messages, media, files) = prompt(&app, &job).await?;
     let request = GenerateRequest {
         messages,
         media,
@@ -234,16 +256,19 @@ async fn begin(app: Arc<App>, caller: Caller, job: Job, counts: bool) -> Result<
         seed: Some(job.seed),
         options,
     };
-    Ok(Begun { stream: app.service.submit(request).await?, writer })
+    let stream = app.service.submit(request).await?;
+    drop(files);
+    Ok(Begun { stream, writer })
 }
 
-/// The conversation as chat has it. Pictures are read by the rules that those of chat have.
-async fn prompt(app: &App, job: &Job) -> Result<(Vec<ChatMessage>, Vec<MediaSource>), ApiError> {
+/// The conversation as chat has it, and the parts of the budget of the files in it. Pictures are read by the rules that
+/// those of chat have.
+async fn prompt(app: &App, job: &Job) -> Result<(Vec<ChatMessage>, Vec<MediaSource>, Vec<Arc<Held>>), ApiError> {
     let parts = || job.turns.iter().flat_map(|turn| &turn.parts);
     let pictures: Vec<SourceRef<'_>> = parts().filter_map(picture).collect();
     let most = Counts { files: app.media.max_files, frames: app.media.max_frames };
     chat_parts::check(&pictures, app.service.info(), &most)?;
-    let Loaded { sources, held: _held } = media::load(app, &pictures).await?;
+    let Loaded { sources, held } = media::load(app, &pictures).await?;
     let mut pictures = sources.into_iter();
     let media = parts().filter_map(|part| match part {
         PromptPart::Text(_) => None,
@@ -261,7 +286,7 @@ async fn prompt(app: &App, job: &Job) -> Result<(Vec<ChatMessage>, Vec<MediaSour
         let call = |call: &Call| ToolCall { name: call.name.clone(), arguments: call.arguments.clone() };
         ChatMessage { role: turn.role.to_owned(), content, calls: turn.calls.iter().map(call).collect() }
     });
-    Ok((messages.collect(), media))
+    Ok((messages.collect(), media, held))
 }
 
 fn picture(part: &PromptPart) -> Option<SourceRef<'_>> {

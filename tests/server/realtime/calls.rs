@@ -131,16 +131,29 @@ async fn what_is_no_call_is_told_why() {
     let site = with(|config| {
         calls(config);
         config.server.realtime.webrtc.max_sdp_bytes = 9000;
+        (config.server.max_body_bytes, config.server.max_input_bytes) = (1 << 20, 1 << 20);
     })
     .await;
     let without = super::site().await;
     let (_, _, offer) = Phone::offer().await;
     let huge = format!("{offer}{}", "a=x\r\n".repeat(2000));
+    let part = |name: &str, value: &str| {
+        format!("--cut\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let form = "multipart/form-data; boundary=cut";
+    let ended = |parts: String| parts + "--cut--\r\n";
+    // A hundred times as large in memory.
+    let swells = |objects| format!("{{\"instructions\":[{}0]}}", "{\"\":0},".repeat(objects));
     for (site, kind, body, status, says) in [
         (&without, "application/sdp", offer.clone(), 501, "realtime.webrtc.listen"),
         (&site, "application/json", offer.clone(), 415, "application/sdp"),
         (&site, "application/sdp", "v=0".to_owned(), 400, "no SDP offer"),
         (&site, "application/sdp", huge, 400, "realtime.webrtc.max_sdp_bytes"),
+        (&site, form, ended(part("session", "{}")), 400, "no such field"),
+        (&site, form, ended(part("session", "[]") + &part("sdp", &offer)), 400, "expected a JSON object"),
+        (&site, form, ended(part("session", &swells(2_000)) + &part("sdp", &offer)), 503, "server.max_input_bytes"),
+        (&site, form, ended(part("session", &swells(90_000))), 400, "server.max_json_values"),
+        (&site, form, ended(part("other", "").repeat(17)), 400, "too many parts"),
     ] {
         let request = site.client.post(format!("http://{}{CALLS}", site.address));
         let response = request.header("content-type", kind).body(body).send().await.unwrap();

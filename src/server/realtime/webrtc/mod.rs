@@ -11,8 +11,10 @@ mod link;
 
 use super::connection::Connection;
 use super::{Begun, begin, no_place};
+use crate::api::measure::JsonLimits;
 use crate::auth::Caller;
-use crate::body::read_all;
+use crate::body::{parse_object, read_all};
+use crate::budget::Held;
 use crate::connection::ConnectionGuard;
 use crate::error::ApiError;
 use crate::secrets::Secret;
@@ -36,6 +38,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, debug, debug_span};
 
+/// Most parts of a form: the two that are read, and some that mean nothing here.
+const MAX_PARTS: usize = 16;
 /// How long a call that has to end at once may take to say so.
 const GOODBYE: Duration = Duration::from_millis(250);
 
@@ -49,7 +53,7 @@ pub(crate) async fn call(
     request: Request,
 ) -> Result<Response, ApiError> {
     let calls = Arc::clone(app.calls.as_ref().ok_or_else(off)?);
-    let (offer, asked) = read(&app, request).await?;
+    let Asked { offer, session: asked, held } = read(&app, request).await?;
     let most = app.realtime.webrtc.max_sdp_bytes;
     if offer.len() > most {
         let message =
@@ -61,6 +65,7 @@ pub(crate) async fn call(
     session.extend(asked);
     let entry = calls.enter(caller.owner()).map_err(|full| full_error(full, &app))?;
     let (app, session) = begin(&app, &query, session, true).await?;
+    drop(held);
     let addresses = calls.addresses(guard.address());
     let (call, answer) =
         Call::answer(&offer, &addresses, app.max_body_bytes.min(link::LARGEST), Instant::now().into_std())
@@ -135,21 +140,27 @@ fn refused(error: OfferError) -> ApiError {
     }
 }
 
-/// The offer, and the fields of the session that came with it.
-async fn read(app: &App, request: Request) -> Result<(String, Map<String, Value>), ApiError> {
+/// The offer, the fields of the session that came with it, and the part of the budget that they have.
+struct Asked {
+    offer: String,
+    session: Map<String, Value>,
+    held: Held,
+}
+
+async fn read(app: &App, request: Request) -> Result<Asked, ApiError> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.to_owned();
     let media_type = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| ApiError::invalid("sdp", "sdp: is not UTF-8"));
     match media_type.as_str() {
         "application/sdp" => {
-            let (bytes, _held) = read_all(app, request).await?;
-            Ok((text(bytes)?, Map::new()))
+            let (bytes, held) = read_all(app, request).await?;
+            Ok(Asked { offer: text(bytes)?, session: Map::new(), held })
         }
         "multipart/form-data" => {
             let (bytes, _held) = read_all(app, request).await?;
-            let (offer, session) = form(&kind, bytes).await?;
-            Ok((text(offer)?, session))
+            let (offer, session, held) = form(&kind, bytes, app.json, Held::nothing(&app.budget)).await?;
+            Ok(Asked { offer: text(offer)?, session, held })
         }
         _ => {
             let message =
@@ -159,26 +170,37 @@ async fn read(app: &App, request: Request) -> Result<(String, Map<String, Value>
     }
 }
 
-async fn form(kind: &str, bytes: Vec<u8>) -> Result<(Vec<u8>, Map<String, Value>), ApiError> {
+/// `held` is the part of the budget for what is read, beside that of the bytes.
+async fn form(
+    kind: &str,
+    bytes: Vec<u8>,
+    limits: JsonLimits,
+    mut held: Held,
+) -> Result<(Vec<u8>, Map<String, Value>, Held), ApiError> {
     let bad = |error: multer::Error| ApiError::invalid("sdp", format!("this is not a form: {error}"));
     let boundary = multer::parse_boundary(kind).map_err(bad)?;
     let mut form = Multipart::new(stream::iter([Ok::<_, Infallible>(bytes)]), boundary);
     let (mut offer, mut session) = (None, Map::new());
+    let mut parts = 0;
     while let Some(field) = form.next_field().await.map_err(bad)? {
+        parts += 1;
+        if parts > MAX_PARTS {
+            return Err(ApiError::invalid("sdp", "this is not a form: it has too many parts"));
+        }
         let name = field.name().unwrap_or_default().to_owned();
         let content = field.bytes().await.map_err(bad)?;
         match name.as_str() {
             "sdp" => offer = Some(content.to_vec()),
             "session" => {
-                let read = serde_json::from_slice(&content);
-                session = read.map_err(|error| ApiError::invalid("session", format!("session: {error}")))?;
+                let parsed = parse_object(content.to_vec(), limits, held.another()).await;
+                (session, held) = parsed.map_err(|error| error.with_param("session"))?;
             }
             // Others mean nothing here.
             _ => {}
         }
     }
     let offer = offer.ok_or_else(|| ApiError::invalid("sdp", "sdp: the form has no such field"))?;
-    Ok((offer, session))
+    Ok((offer, session, held))
 }
 
 async fn serve(
