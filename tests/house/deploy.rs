@@ -1,7 +1,7 @@
-//! What `deploy/` gives to gateways and nodes is what the program takes: its configs, and the ports of its manifests; and
-//! its alerts ask for series that the program has.
+//! What `deploy/` gives to gateways and nodes is what the program takes: its configs, and the ports and folders of its
+//! manifests; and its alerts ask for series that the program has.
 
-use omni_actors::config::{Config, Placement, parse};
+use omni_actors::config::{Config, Placement, VoicesDirectory, parse};
 use omni_actors::core::ids::StageName;
 use omni_actors::telemetry::catalogue::{self, Kind};
 use std::collections::BTreeSet;
@@ -65,6 +65,15 @@ fn ports_of_the_manifests_are_those_of_the_configs() {
     assert_eq!(numbers("kubernetes.yaml", "prometheus.io/port: \""), [admin].into());
     assert_eq!(numbers("compose.yaml", "127.0.0.1:8080:"), [http].into());
     assert_eq!(numbers("compose.yaml", "127.0.0.1:8081:"), [http].into());
+}
+
+#[test]
+fn voices_of_a_gateway_lie_where_the_manifests_mount_a_volume() {
+    // The rest of the container cannot be written.
+    let VoicesDirectory::Folder(folder) = config("gateway.toml").voices.directory else { panic!("no folder is named") };
+    let folder = folder.display();
+    assert!(read("compose.yaml").contains(&format!("    - {folder}\n")));
+    assert!(read("kubernetes.yaml").contains(&format!("{{name: voices, mountPath: {folder}}}\n")));
 }
 
 #[test]
