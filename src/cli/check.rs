@@ -9,7 +9,7 @@ use omni_config::{
 };
 use omni_core::ids::StageName;
 use omni_engine::device::DeviceChoice;
-use omni_engine::placement;
+use omni_engine::{cluster, placement};
 use omni_model::forced_aligner::ForcedAligner;
 use omni_model::hf::{Family, Variant};
 use omni_model::{Checkpoint, LoadError, aligner};
@@ -71,6 +71,7 @@ fn one(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, Confi
     let open = placed(config, stages, &device);
     let config = placement::settle(config, stages, device.kind);
     device.fit(&config, stages).map_err(misfit)?;
+    cluster::check(&config, stages).map_err(|error| misfit(error.to_string()))?;
     check_aligner(&config, &checkpoint)?;
     omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
     Ok(summary(&config, &checkpoint, &device, open))

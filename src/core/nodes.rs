@@ -405,6 +405,9 @@ impl Nodes {
     /// Whether these nodes may leave together: each stage that is on one of them has another node, that runs it or could.
     /// From then on they count as leaving for a while, so that of two that ask at the same time one stays.
     ///
+    /// A node that this gateway has not asked yet counts as one that could, although other gateways may have all of its
+    /// shares: only the question for a share tells, and a single gateway has to be able to move to its spare node.
+    ///
     /// # Errors
     /// For which stage there is no other.
     pub fn spare(&mut self, leaving: &[NodeId], now: Duration) -> Result<(), StageName> {

@@ -265,6 +265,9 @@ pub enum StartError {
     /// A stage did not come up.
     #[error("the {0} stage does not run: {1}")]
     Stage(StageName, String),
+    /// Something that another start may not meet, such as an address in use.
+    #[error("{0}")]
+    Failed(String),
 }
 
 impl Engine {

@@ -40,8 +40,10 @@ pub struct GivenUp {
 pub fn report(error: &anyhow::Error) -> ExitCode {
     omni_telemetry::complain(&format!("error: {error:#}"));
     let usage = |cause: &(dyn std::error::Error + 'static)| {
-        // A stage that does not come up may have run out of memory: that is not the user's config.
-        let start = cause.downcast_ref::<StartError>().is_some_and(|error| !matches!(error, StartError::Stage(..)));
+        // A stage that does not come up may have run out of memory, and an address may be free later: neither is the
+        // user's config.
+        let later = |error: &StartError| matches!(error, StartError::Stage(..) | StartError::Failed(_));
+        let start = cause.downcast_ref::<StartError>().is_some_and(|error| !later(error));
         let by_hand = matches!(cause.downcast_ref(), Some(ChildError::NoParent));
         start || by_hand || cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
     };

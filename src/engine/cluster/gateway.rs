@@ -79,7 +79,8 @@ impl Members {
         let nodes = Arc::new(Known { nodes, at_start, began: Instant::now() });
         let (asked, host) = (Arc::clone(&nodes), name(config));
         let may_leave = Box::new(move |question| asked.spare(&question, &host));
-        let gateway = Gateway::start(&settings(&config.cluster), may_leave).await.map_err(unusable)?;
+        let how = settings(&config.cluster);
+        let gateway = Gateway::start(&how, may_leave).await.map_err(|error| unusable(&how, error))?;
         // None has joined yet, as far as this side has listened.
         *nodes.lock() = nodes::Nodes::new(terms.clone()).in_order_of(gateway.name());
         tracing::info!(gateway = gateway.name(), "nodes can join");

@@ -22,12 +22,27 @@ use std::sync::Arc;
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// It cannot begin.
+    /// It cannot begin, or a link of it panicked.
     #[error(transparent)]
     Start(#[from] StartError),
     /// A stage cannot go on: a new process may.
     #[error("the {0} stage was given up: {1}")]
     GivenUp(StageName, String),
+}
+
+/// Whether this program can have stages on nodes, if the config puts one of these there.
+///
+/// # Errors
+/// [`StartError::Config`] where it was built without the feature `cluster`.
+pub fn check(config: &Config, names: &[StageName]) -> Result<(), StartError> {
+    if cfg!(not(feature = "cluster")) && any_on_nodes(config, names) {
+        return Err(without());
+    }
+    Ok(())
+}
+
+fn any_on_nodes(config: &Config, names: &[StageName]) -> bool {
+    names.iter().any(|stage| config.stage(*stage).placement == Placement::Nodes)
 }
 
 /// The nodes of a config, if any of these stages is on nodes.
@@ -36,7 +51,7 @@ pub(super) async fn nodes(
     config: &Config,
     names: &[StageName],
 ) -> Result<Option<Arc<dyn Nodes>>, StartError> {
-    if names.iter().all(|stage| config.stage(*stage).placement != Placement::Nodes) {
+    if !any_on_nodes(config, names) {
         return Ok(None);
     }
     #[cfg(feature = "cluster")]
@@ -66,7 +81,20 @@ pub fn serve<'a>(
     }
 }
 
-#[cfg(not(feature = "cluster"))]
 fn without() -> StartError {
     StartError::Config("cluster: this program was built without the feature `cluster` (docs/cluster.md)".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_on_nodes_are_refused_by_a_program_that_knows_no_network() {
+        let names = [StageName::Talker, StageName::Vocoder];
+        let mut config = Config::default();
+        check(&config, &names).unwrap();
+        config.stages[StageName::Vocoder as usize].placement = Placement::Nodes;
+        assert_eq!(check(&config, &names).is_ok(), cfg!(feature = "cluster"));
+    }
 }

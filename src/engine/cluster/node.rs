@@ -66,8 +66,8 @@ pub(super) async fn serve(
     let how = settings(&config.cluster);
     let stages = stages.iter().map(|stage| stage.as_str()).collect::<Vec<_>>().join(", ");
     tokio::pin!(stopped);
-    // What is wrong with the config shows in the first session.
-    let mut node = Some(Node::start(&how, offer.clone()).await.map_err(unusable)?);
+    // What is wrong with the config shows in the first session, and so does an address in use.
+    let mut node = Some(Node::start(&how, offer.clone()).await.map_err(|error| unusable(&how, error))?);
     loop {
         if let Some(node) = node.take() {
             tracing::info!(node = name, session = node.name(), stages, "stages are offered to gateways");
@@ -173,7 +173,7 @@ impl Host<'_> {
     fn link_ended(&mut self, ended: Result<Ended, JoinError>) -> Result<(), NodeError> {
         // A link whose task panicked has taken its stage with it.
         let (gateway, stage, outcome) =
-            ended.map_err(|error| NodeError::Start(StartError::Config(format!("cluster: a link ended: {error}"))))?;
+            ended.map_err(|error| NodeError::Start(StartError::Failed(format!("cluster: a link ended: {error}"))))?;
         self.shares.give_back(&gateway, stage);
         match outcome {
             Err(ChildError::Failed(stage, reason)) => return Err(NodeError::GivenUp(stage, reason)),
