@@ -57,18 +57,25 @@ impl Ledger {
         let mut state = self.lock();
         let effects = state.core.stage_lost(stage, reason);
         self.carry_out(&mut state, effects);
+        // Those that go on have all that they need of it.
+        self.release(&mut state, stage);
+    }
+
+    /// Lets the producers of sequences go on that this stage has finished: it may have died between its last payload and
+    /// the news that it needs no more input.
+    fn release(&self, state: &mut State, stage: StageName) {
+        let released =
+            state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
+        for (edge, request) in released.collect::<Vec<_>>() {
+            self.ack(state, edge, vec![Ack { request, upto: RELEASED }]);
+        }
     }
 
     /// Gives a stage the sequences that none of its replicas has.
     fn go_on(&self, state: &mut State, stage: StageName, mut waiting: Vec<RequestId>) {
         // Those that are least likely to bring it down again get through first.
         waiting.sort_by_key(|request| state.suspects[stage as usize].failures_of(*request));
-        // A stage may die between its last payload and the news that it needs no more input.
-        let released =
-            state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
-        for (edge, request) in released.collect::<Vec<_>>() {
-            self.ack(state, edge, vec![Ack { request, upto: RELEASED }]);
-        }
+        self.release(state, stage);
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
         }

@@ -117,7 +117,6 @@ impl Windows {
             (count.released, count.let_go) = (true, true);
             return;
         }
-        // An encoder that dies behind its last input begins again, and its producer, which is here, waits for nobody.
         if count.let_go && matches!(edge, Edge::Embeddings | Edge::Codes) {
             self.again.push((request, edge));
         }

@@ -7,6 +7,7 @@ const FOUND: &[(u64, &str)] = &[
     (1481, "a request was complete before its talker released its thinker, whose slot was never free again"),
     (1009365, "what a sequence had acknowledged was counted again when its next attempt was admitted"),
     (3002155, "a talker had finished when its next attempt lost its input, and its thinker waited for it"),
+    (500053557, "a talker died behind its last frame and was given up, and its thinker waited for it"),
 ];
 
 /// Seeds of a run that says nothing else.
@@ -63,6 +64,12 @@ fn whatever_breaks_no_row_of_a_medium_is_lost_or_comes_twice() {
     println!("{all:?}");
     assert!(all.finished > seeds * 3 && all.media > seeds * 3, "{all:?}");
     assert!(all.known > seeds / 10 && all.media > all.known * 2, "{all:?}");
+}
+
+#[test]
+fn where_nothing_breaks_clients_that_stop_and_go_on_lose_nothing() {
+    let settings = Settings { faults: 0, ..Settings::default() };
+    (0..SEEDS).for_each(|seed| _ = played(seed, &settings));
 }
 
 #[test]
