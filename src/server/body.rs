@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// error. Beyond them it closes the connection.
 const DISCARD_LIMIT: usize = 16 << 20;
 
+/// Most parts of a form: each field once, and some that mean nothing here.
+pub(super) const MAX_PARTS: usize = 16;
+
 /// JSON up to this many bytes is read at once; more would keep a thread from others for too long.
 const AT_ONCE: usize = 64 << 10;
 

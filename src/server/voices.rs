@@ -6,7 +6,7 @@ use super::api::voice_values::Embedding;
 use super::api::voices::{Choices, ModelQuery, PageQuery, Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
 use super::auth::Caller;
-use super::body::read_all;
+use super::body::{MAX_PARTS, read_all};
 use super::described;
 use super::error::ApiError;
 use super::state::App;
@@ -27,8 +27,6 @@ use std::sync::Arc;
 
 /// Longest text field of an upload, in bytes.
 const MAX_TEXT: usize = 32 << 10;
-/// Most parts of an upload: each field once, and some that mean nothing here.
-const MAX_PARTS: usize = 16;
 
 /// `GET /v1/audio/voices`, written voice by voice: with transcripts and consents a list has megabytes, and a client
 /// that reads it slowly must not make the server keep them.

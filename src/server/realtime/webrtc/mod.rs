@@ -11,9 +11,8 @@ mod link;
 
 use super::connection::Connection;
 use super::{Begun, begin, no_place};
-use crate::api::measure::JsonLimits;
 use crate::auth::Caller;
-use crate::body::{parse_object, read_all};
+use crate::body::{MAX_PARTS, parse_object, read_all};
 use crate::budget::Held;
 use crate::connection::ConnectionGuard;
 use crate::error::ApiError;
@@ -38,8 +37,6 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, debug, debug_span};
 
-/// Most parts of a form: the two that are read, and some that mean nothing here.
-const MAX_PARTS: usize = 16;
 /// How long a call that has to end at once may take to say so.
 const GOODBYE: Duration = Duration::from_millis(250);
 
@@ -151,7 +148,6 @@ async fn read(app: &App, request: Request) -> Result<Asked, ApiError> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.to_owned();
     let media_type = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| ApiError::invalid("sdp", "sdp: is not UTF-8"));
     match media_type.as_str() {
         "application/sdp" => {
             let (bytes, held) = read_all(app, request).await?;
@@ -159,8 +155,7 @@ async fn read(app: &App, request: Request) -> Result<Asked, ApiError> {
         }
         "multipart/form-data" => {
             let (bytes, _held) = read_all(app, request).await?;
-            let (offer, session, held) = form(&kind, bytes, app.json, Held::nothing(&app.budget)).await?;
-            Ok(Asked { offer: text(offer)?, session, held })
+            form(app, &kind, bytes).await
         }
         _ => {
             let message =
@@ -170,17 +165,16 @@ async fn read(app: &App, request: Request) -> Result<Asked, ApiError> {
     }
 }
 
-/// `held` is the part of the budget for what is read, beside that of the bytes.
-async fn form(
-    kind: &str,
-    bytes: Vec<u8>,
-    limits: JsonLimits,
-    mut held: Held,
-) -> Result<(Vec<u8>, Map<String, Value>, Held), ApiError> {
+fn text(bytes: Vec<u8>) -> Result<String, ApiError> {
+    String::from_utf8(bytes).map_err(|_| ApiError::invalid("sdp", "sdp: is not UTF-8"))
+}
+
+/// Beside the part of the budget that the bytes have, what is read of them takes its own.
+async fn form(app: &App, kind: &str, bytes: Vec<u8>) -> Result<Asked, ApiError> {
     let bad = |error: multer::Error| ApiError::invalid("sdp", format!("this is not a form: {error}"));
     let boundary = multer::parse_boundary(kind).map_err(bad)?;
     let mut form = Multipart::new(stream::iter([Ok::<_, Infallible>(bytes)]), boundary);
-    let (mut offer, mut session) = (None, Map::new());
+    let (mut offer, mut session, mut held) = (None, Map::new(), Held::nothing(&app.budget));
     let mut parts = 0;
     while let Some(field) = form.next_field().await.map_err(bad)? {
         parts += 1;
@@ -192,7 +186,7 @@ async fn form(
         match name.as_str() {
             "sdp" => offer = Some(content.to_vec()),
             "session" => {
-                let parsed = parse_object(content.to_vec(), limits, held.another()).await;
+                let parsed = parse_object(content.to_vec(), app.json, held.another()).await;
                 (session, held) = parsed.map_err(|error| error.with_param("session"))?;
             }
             // Others mean nothing here.
@@ -200,7 +194,7 @@ async fn form(
         }
     }
     let offer = offer.ok_or_else(|| ApiError::invalid("sdp", "sdp: the form has no such field"))?;
-    Ok((offer, session, held))
+    Ok(Asked { offer: text(offer)?, session, held })
 }
 
 async fn serve(
