@@ -64,7 +64,7 @@ pub async fn serve(what: &str) {
     loop {
         let asked = node.asked().await;
         let ask: Ask = take(&mut &asked.request()[..]).unwrap();
-        tokio::spawn(run(ask, asked.accept().await.unwrap()));
+        tokio::spawn(run(ask, node.accept(asked).await.unwrap()));
     }
 }
 

@@ -173,8 +173,7 @@ pub async fn connected(kind: Kind) -> Option<(Pipe, Peers)> {
             let authority = Authority::new();
             let own = (kind == Kind::LineQuic).then(|| authority.certify("gateway"));
             let theirs = (kind == Kind::LineQuic).then(|| authority.certify("node"));
-            let gateway =
-                Gateway::start(&settings(Some(address), Vec::new(), own), Box::new(|_| Ok(()))).await.unwrap();
+            let gateway = Gateway::start(&settings(Some(address), Vec::new(), own)).await.unwrap();
             let child = peer(|_| match theirs {
                 Some(ClusterTls { ca, certificate, key }) => {
                     format!("line {address} {} {} {}", ca.display(), certificate.display(), key.display())
@@ -209,7 +208,7 @@ pub async fn peer_pipe(what: &str) -> Pipe {
             let file = |at: usize| PathBuf::from(words[at]);
             let tls = (words.len() > 2).then(|| ClusterTls { ca: file(2), certificate: file(3), key: file(4) });
             let node = Node::start(&settings(None, vec![words[1].to_owned()], tls), Bytes::new()).await.unwrap();
-            let duplex = node.asked().await.accept().await.unwrap();
+            let duplex = node.accept(node.asked().await).await.unwrap();
             let (to, from) = (Sink::Queue(duplex.send), Source::Queue(duplex.receive));
             let (to, from) = (FrameWriter::new(to, None), FrameReader::new(from, None, true));
             Pipe::Frames(to, from, Some((duplex.line, Session::Node(node))))

@@ -1,7 +1,7 @@
 //! A gateway: hears which nodes join and leave, and opens links to them.
 
+use super::asked::{Asked, Question, Questions, ask};
 use super::line::{Duplex, Ear, Lines};
-use super::node::answer;
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use zenoh::Session;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::pubsub::Subscriber;
-use zenoh::query::{Query, Queryable, Reply};
+use zenoh::query::Queryable;
 use zenoh::sample::{Sample, SampleKind};
 
 /// Before a node is asked again what it offers: the first time, and at last.
@@ -21,10 +21,6 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 /// The same of a node that leaves: it asks gateways, and ends its stages.
 const LEAVE: Duration = Duration::from_secs(30);
-
-/// Whether these nodes may leave, in the words of the one that knows what they are used for. Called by Zenoh's receiving
-/// thread: it must not wait.
-pub type MayLeave = Box<dyn Fn(Bytes) -> Result<(), String> + Send + Sync>;
 
 /// A node came or went. Each session of a node has a name of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +38,7 @@ pub struct Gateway {
     silence: Duration,
     lines: Arc<Lines>,
     changes: flume::Receiver<Change>,
+    questions: Questions,
     opened: AtomicU64,
     _spare: Queryable<()>,
     _token: LivelinessToken,
@@ -53,20 +50,15 @@ impl Gateway {
     ///
     /// # Errors
     /// [`ClusterError::Session`] when it cannot listen, or a file of its certificates cannot be used.
-    pub async fn start(settings: &Settings, may_leave: MayLeave) -> Result<Gateway, ClusterError> {
+    pub async fn start(settings: &Settings) -> Result<Gateway, ClusterError> {
         let session = settings.open().await?;
         let name = session.zid().to_string();
         let lines = Arc::new(Lines::default());
         // As many as there are nodes that come and go.
         let (tell, changes) = flume::bounded(4096);
-        let runtime = tokio::runtime::Handle::current();
-        // Zenoh's receiving thread asks: another one answers.
-        let spares = move |query: Query| {
-            let nodes = query.payload().map_or_else(Bytes::new, |nodes| Bytes::from(nodes.to_bytes().into_owned()));
-            let said = may_leave(nodes).map(|()| Bytes::new());
-            runtime.spawn_blocking(move || answer(&query, said));
-        };
-        let spare = session.declare_queryable(format!("omni/gateway/{name}/spare")).callback(spares).await?;
+        let questions = Questions::new();
+        let asks = questions.of(Question::Leave);
+        let spare = session.declare_queryable(format!("omni/gateway/{name}/spare")).callback(asks).await?;
         let token = session.liveliness().declare_token(format!("omni/gateway/{name}")).await?;
         let (asking, runtime, its) = (session.clone(), tokio::runtime::Handle::current(), Arc::clone(&lines));
         // A node may be gone again before it has said what it offers.
@@ -93,7 +85,8 @@ impl Gateway {
         };
         let members = session.liveliness().declare_subscriber("omni/node/*").history(true).callback(changed).await?;
         let (silence, opened) = (settings.silence, AtomicU64::new(0));
-        Ok(Gateway { session, name, silence, lines, changes, opened, _spare: spare, _token: token, _members: members })
+        let (_spare, _token, _members) = (spare, token, members);
+        Ok(Gateway { session, name, silence, lines, changes, questions, opened, _spare, _token, _members })
     }
 
     /// The name of this session.
@@ -108,6 +101,13 @@ impl Gateway {
             // The subscriber, which has the other end, lives as long as this.
             Err(_) => std::future::pending().await,
         }
+    }
+
+    /// Waits until a node asks whether nodes may leave. It waits for the answer as long as [`Node::may_leave`] does.
+    ///
+    /// [`Node::may_leave`]: super::Node::may_leave
+    pub async fn asked(&self) -> Asked {
+        self.questions.next().await
     }
 
     /// Asks a node for a link. Each opening has a name of its own: nothing of another one arrives on it.
@@ -131,6 +131,15 @@ impl Gateway {
     /// [`ClusterError::Refused`] with the node's reason, or when it does not answer.
     pub async fn drain(&self, node: &str, order: Bytes) -> Result<(), ClusterError> {
         ask(&self.session, &format!("omni/node/{node}/drain"), order, LEAVE).await.map(|_| ())
+    }
+
+    /// Asks a node to keep a share for this gateway.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`] with the node's reason, or when it does not answer in time.
+    pub async fn keep(&self, node: &str, patience: Duration) -> Result<(), ClusterError> {
+        let key = format!("omni/node/{node}/keep?gateway={}", self.name);
+        ask(&self.session, &key, Bytes::new(), patience).await.map(|_| ())
     }
 
     /// How long a question to a node and its answer take. `None` if it does not answer.
@@ -164,25 +173,4 @@ async fn offer(session: &Session, node: &str, present: &Weak<Mutex<BTreeSet<Stri
 fn locked(present: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
     // The lock only guards a set.
     present.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The answer of the one that has declared the key.
-async fn ask(session: &Session, key: &str, payload: Bytes, patience: Duration) -> Result<Bytes, ClusterError> {
-    let answers = session.get(key).payload(payload).timeout(patience).await?;
-    match answers.recv_async().await {
-        Ok(reply) => answered(&reply),
-        Err(_) => Err(ClusterError::Refused("it does not answer".to_owned())),
-    }
-}
-
-/// What one of those that were asked says.
-pub(super) fn answered(reply: &Reply) -> Result<Bytes, ClusterError> {
-    match reply.result() {
-        Ok(sample) => Ok(Bytes::from(sample.payload().to_bytes().into_owned())),
-        Err(refused) => {
-            // Zenoh's own word for one that takes too long.
-            let said = String::from_utf8_lossy(&refused.payload().to_bytes()).replace("Timeout", "it does not answer");
-            Err(ClusterError::Refused(said))
-        }
-    }
 }

@@ -9,6 +9,7 @@
 //! omni/node/NODE/offer         a node         answers with what it offers
 //! omni/node/NODE/open          a node         answers whether it opens a link
 //! omni/node/NODE/drain         a node         leaves its gateways, or comes back, and answers when it has
+//! omni/node/NODE/keep          a node         answers whether it keeps a share for the gateway
 //! omni/link/LINK/down, up      both           the frames of one link, to the node and from it
 //! ```
 //!
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod asked;
 mod gateway;
 mod line;
 mod node;
@@ -30,7 +32,8 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use gateway::{Change, Gateway, MayLeave};
+pub use asked::{Asked, Question};
+pub use gateway::{Change, Gateway};
 pub use line::{Duplex, Line};
-pub use node::{Asked, Node, Question};
+pub use node::Node;
 pub use session::{ClusterError, Settings, Tls};

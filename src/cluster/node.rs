@@ -1,6 +1,7 @@
 //! A node: says that it is there and what it offers, and is asked for links.
 
-use super::gateway::{ANSWER, answered};
+use super::asked::{Asked, Question, Questions, answer, answered};
+use super::gateway::ANSWER;
 use super::line::{Duplex, Ear, Lines};
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
@@ -15,9 +16,6 @@ use zenoh::liveliness::LivelinessToken;
 use zenoh::pubsub::Subscriber;
 use zenoh::query::{ConsolidationMode, Query, QueryTarget, Queryable};
 use zenoh::sample::{Sample, SampleKind};
-
-/// Gateways that ask at the same time; one more has no answer and asks again.
-const ASKING: usize = 256;
 
 /// A node sees no gateway for at least so long before it opens another session: connecting may take a while.
 const LEAST_ALONE: Duration = Duration::from_secs(5);
@@ -51,11 +49,11 @@ pub struct Node {
     name: String,
     silence: Duration,
     lines: Arc<Lines>,
-    asked: flume::Receiver<(Question, Query)>,
+    questions: Questions,
     answered: Arc<Answered>,
     /// The gateways that it sees; `None` for one that joins none by itself.
     seen: Option<watch::Sender<BTreeSet<String>>>,
-    _answers: [Queryable<()>; 3],
+    _answers: [Queryable<()>; 4],
     _token: LivelinessToken,
     _gateways: Subscriber<()>,
 }
@@ -81,14 +79,13 @@ impl Node {
             });
         };
         let told = session.declare_queryable(format!("omni/node/{name}/offer")).callback(tell_offer).await?;
-        let (tell, asked) = flume::bounded(ASKING);
-        let asks = |question| {
-            let tell = tell.clone();
-            move |query: Query| _ = tell.try_send((question, query))
+        let questions = Questions::new();
+        let asks = |word: &str, question| {
+            session.declare_queryable(format!("omni/node/{name}/{word}")).callback(questions.of(question))
         };
-        let open = session.declare_queryable(format!("omni/node/{name}/open")).callback(asks(Question::Open)).await?;
-        let drain =
-            session.declare_queryable(format!("omni/node/{name}/drain")).callback(asks(Question::Drain)).await?;
+        let open = asks("open", Question::Open).await?;
+        let drain = asks("drain", Question::Drain).await?;
+        let keep = asks("keep", Question::Keep).await?;
         let seen = watch::Sender::new(BTreeSet::new());
         let (its, sees) = (Arc::clone(&lines), seen.clone());
         let changed = move |sample: Sample| {
@@ -105,10 +102,10 @@ impl Node {
             session.liveliness().declare_subscriber("omni/gateway/*").history(true).callback(changed).await?;
         // The last: who sees it may ask.
         let token = session.liveliness().declare_token(format!("omni/node/{name}")).await?;
-        let (silence, answers) = (settings.silence, [told, open, drain]);
+        let (silence, answers) = (settings.silence, [told, open, drain, keep]);
         let seen = (!settings.join.is_empty()).then_some(seen);
         let (_answers, _token, _gateways) = (answers, token, gateways);
-        Ok(Node { session, name, silence, lines, asked, answered, seen, _answers, _token, _gateways })
+        Ok(Node { session, name, silence, lines, questions, answered, seen, _answers, _token, _gateways })
     }
 
     /// Resolves when it has seen no gateway for so long that another session should be opened: Zenoh may stop trying to
@@ -170,12 +167,25 @@ impl Node {
     }
 
     /// Waits until a gateway asks for something.
-    pub async fn asked(&self) -> Asked<'_> {
-        match self.asked.recv_async().await {
-            Ok((question, query)) => Asked { node: self, question, query },
-            // The queryables, which have the other end, live as long as this.
-            Err(_) => std::future::pending().await,
+    pub async fn asked(&self) -> Asked {
+        self.questions.next().await
+    }
+
+    /// Opens a link to one that asks for it.
+    ///
+    /// # Errors
+    /// [`ClusterError`] when the gateway is gone or asks for none.
+    pub async fn accept(&self, asked: Asked) -> Result<Duplex, ClusterError> {
+        let (gateway, link) = (asked.gateway(), asked.parameter("link"));
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        if link.is_empty() || !link.chars().all(plain) {
+            return Err(ClusterError::Refused("the gateway names no link".to_owned()));
         }
+        let ear = Ear::open(&self.session, format!("omni/link/{link}/down")).await?;
+        let (duplex, state) = ear.speak(&self.session, format!("omni/link/{link}/up"), self.silence).await?;
+        self.lines.add(&gateway, &state);
+        asked.confirm();
+        Ok(duplex)
     }
 
     /// Asks all gateways that it is joined to whether nodes may leave, in words that this crate does not know.
@@ -189,78 +199,5 @@ impl Node {
             answered(&reply)?;
         }
         Ok(())
-    }
-}
-
-/// What a gateway asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
-    /// A link.
-    Open,
-    /// That the node leaves, or comes back.
-    Drain,
-}
-
-/// A gateway that asks for something. Dropped, it has no answer.
-pub struct Asked<'a> {
-    node: &'a Node,
-    question: Question,
-    query: Query,
-}
-
-impl Asked<'_> {
-    /// What it asks for.
-    pub fn question(&self) -> Question {
-        self.question
-    }
-
-    /// What the gateway says.
-    pub fn request(&self) -> Bytes {
-        self.query.payload().map_or_else(Bytes::new, |payload| Bytes::from(payload.to_bytes().into_owned()))
-    }
-
-    /// Which gateway.
-    pub fn gateway(&self) -> String {
-        self.query.parameters().get("gateway").unwrap_or_default().to_owned()
-    }
-
-    /// Opens the link.
-    ///
-    /// # Errors
-    /// [`ClusterError`] when the gateway is gone or asks for none.
-    pub async fn accept(self) -> Result<Duplex, ClusterError> {
-        let Node { session, silence, lines, .. } = self.node;
-        let gateway = self.gateway();
-        let link = self.query.parameters().get("link").unwrap_or_default().to_owned();
-        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
-        if link.is_empty() || !link.chars().all(plain) {
-            return Err(ClusterError::Refused("the gateway names no link".to_owned()));
-        }
-        let ear = Ear::open(session, format!("omni/link/{link}/down")).await?;
-        let (duplex, state) = ear.speak(session, format!("omni/link/{link}/up"), *silence).await?;
-        lines.add(&gateway, &state);
-        answer(&self.query, Ok(Bytes::new()));
-        Ok(duplex)
-    }
-
-    /// It is done.
-    pub fn confirm(self) {
-        answer(&self.query, Ok(Bytes::new()));
-    }
-
-    /// It is not done.
-    pub fn refuse(self, reason: &str) {
-        answer(&self.query, Err(reason.to_owned()));
-    }
-}
-
-/// One small message.
-pub(super) fn answer(query: &Query, answer: Result<Bytes, String>) {
-    let answered = match answer {
-        Ok(bytes) => query.reply(query.key_expr().clone(), bytes).wait(),
-        Err(reason) => query.reply_err(reason).wait(),
-    };
-    if let Err(error) = answered {
-        tracing::debug!(%error, "a question was not answered");
     }
 }

@@ -20,15 +20,10 @@ fn settings() -> (Settings, Settings) {
     (listens, joins)
 }
 
-/// A gateway that spares every node.
-fn any() -> MayLeave {
-    Box::new(|_| Ok(()))
-}
-
 /// A gateway, a node that has joined it, and a link between them: the gateway's end and the node's.
 async fn linked() -> (Gateway, Node, Duplex, Duplex) {
     let (listens, joins) = settings();
-    let gateway = Gateway::start(&listens, any()).await.unwrap();
+    let gateway = Gateway::start(&listens).await.unwrap();
     let node = Node::start(&joins, Bytes::from_static(b"an offer")).await.unwrap();
     joins_it(&gateway, &node).await;
     let (ours, theirs) = link(&gateway, &node).await;
@@ -46,7 +41,7 @@ async fn link(gateway: &Gateway, node: &Node) -> (Duplex, Duplex) {
     let accepts = async {
         let asked = node.asked().await;
         assert_eq!((asked.request(), asked.gateway()), (Bytes::from_static(b"please"), gateway.name().to_owned()));
-        asked.accept().await.unwrap()
+        node.accept(asked).await.unwrap()
     };
     let opens = gateway.open(node.name(), Bytes::from_static(b"please"));
     let (ours, theirs) = tokio::time::timeout(PATIENCE, async { tokio::join!(opens, accepts) }).await.expect("no link");
@@ -143,8 +138,8 @@ async fn two_gateways() -> (Gateway, Gateway, Node, Way) {
     let ((first, joins), (second, _)) = (settings(), settings());
     let way = Way::to(second.listen.clone().unwrap());
     let joins = Settings { join: [joins.join, vec![way.joins.clone()]].concat(), silence: patience, ..joins };
-    let first = Gateway::start(&Settings { silence: patience, ..first }, any()).await.unwrap();
-    let second = Gateway::start(&Settings { silence: patience, ..second }, any()).await.unwrap();
+    let first = Gateway::start(&Settings { silence: patience, ..first }).await.unwrap();
+    let second = Gateway::start(&Settings { silence: patience, ..second }).await.unwrap();
     let node = Node::start(&joins, Bytes::from_static(b"an offer")).await.unwrap();
     joins_it(&first, &node).await;
     joins_it(&second, &node).await;
@@ -225,7 +220,7 @@ async fn links_end_with_the_session_of_either_side() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_says_why_it_opens_no_link() {
     let (listens, joins) = settings();
-    let gateway = Gateway::start(&listens, any()).await.unwrap();
+    let gateway = Gateway::start(&listens).await.unwrap();
     let node = Node::start(&joins, Bytes::new()).await.unwrap();
     tokio::time::timeout(PATIENCE, gateway.changed()).await.unwrap();
     let refuses = async { node.asked().await.refuse("no share is left") };
@@ -246,21 +241,34 @@ async fn a_link_that_is_ended_tells_the_other_side_why_and_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_leaves_when_every_gateway_spares_it() {
-    let asked = |says: Result<(), &'static str>| -> MayLeave {
-        Box::new(move |nodes| {
-            assert_eq!(nodes, "these");
-            says.map_err(str::to_owned)
-        })
-    };
     let ((first, joins), (second, also)) = (settings(), settings());
     let joins = Settings { join: [joins.join, also.join].concat(), ..joins };
-    let _spares = Gateway::start(&first, asked(Ok(()))).await.unwrap();
+    let spares = Gateway::start(&first).await.unwrap();
     let node = Node::start(&joins, Bytes::new()).await.unwrap();
-    tokio::time::timeout(PATIENCE, _spares.changed()).await.unwrap();
-    node.may_leave("these".into()).await.unwrap();
-    let keeps = Gateway::start(&second, asked(Err("it is the last"))).await.unwrap();
+    tokio::time::timeout(PATIENCE, spares.changed()).await.unwrap();
+    let asks = async |gateway: &Gateway| {
+        let asked = tokio::time::timeout(PATIENCE, gateway.asked()).await.expect("it is not asked");
+        assert_eq!((asked.question(), asked.request()), (Question::Leave, Bytes::from_static(b"these")));
+        asked
+    };
+    let (may, ()) = tokio::join!(node.may_leave("these".into()), async { asks(&spares).await.confirm() });
+    may.unwrap();
+    let keeps = Gateway::start(&second).await.unwrap();
     tokio::time::timeout(PATIENCE, keeps.changed()).await.unwrap();
-    assert_eq!(node.may_leave("these".into()).await.unwrap_err().to_string(), "it is the last");
+    let says = async {
+        asks(&spares).await.confirm();
+        asks(&keeps).await.refuse("it is the last");
+    };
+    let (may, ()) = tokio::join!(node.may_leave("these".into()), says);
+    assert_eq!(may.unwrap_err().to_string(), "it is the last");
+
+    let shares = async {
+        let asked = node.asked().await;
+        assert_eq!((asked.question(), asked.gateway()), (Question::Keep, keeps.name().to_owned()));
+        asked.refuse("no share is left");
+    };
+    let (kept, ()) = tokio::join!(keeps.keep(node.name(), PATIENCE), shares);
+    assert_eq!(kept.unwrap_err().to_string(), "no share is left");
 
     let drains = async {
         let asked = node.asked().await;
@@ -275,14 +283,14 @@ async fn a_node_leaves_when_every_gateway_spares_it() {
 async fn a_certificate_that_cannot_be_read_is_named() {
     let missing = |name: &str| std::path::PathBuf::from(format!("/nowhere/{name}"));
     let tls = Tls { ca: missing("ca.pem"), certificate: missing("own.pem"), key: missing("own.key") };
-    let error = Gateway::start(&Settings { tls: Some(tls), ..settings().0 }, any()).await.err().unwrap().to_string();
+    let error = Gateway::start(&Settings { tls: Some(tls), ..settings().0 }).await.err().unwrap().to_string();
     assert!(error.starts_with("/nowhere/ca.pem: "), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_does_not_say_what_it_offers_is_asked_again() {
     let (listens, joins) = settings();
-    let gateway = Gateway::start(&listens, any()).await.unwrap();
+    let gateway = Gateway::start(&listens).await.unwrap();
     let session = joins.open().await.unwrap();
     let name = session.zid().to_string();
     let (tell, asked) = flume::bounded(64);

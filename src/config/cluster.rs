@@ -21,7 +21,7 @@ pub struct ClusterConfig {
     pub tls: Option<ClusterTls>,
     /// Whether connections need no certificates.
     pub insecure: bool,
-    /// Gateway: most nodes that each stage uses at the same time.
+    /// Gateway: most nodes that it uses at the same time, of those that run a stage: a node counts for each that it runs.
     pub max_nodes: usize,
     /// How long the other side of a link may say nothing before it counts as gone.
     pub silence: Duration,

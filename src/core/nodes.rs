@@ -6,21 +6,22 @@
 //! that it gets, for as long as the gateway runs: a CPU and a GPU add in different orders.
 //!
 //! Gateways do not know of each other, and a node that several use has a batch for each of them. So each gateway asks
-//! nodes in an order of its own, and first for one that no other uses.
+//! nodes in an order of its own, and first for one that no other uses. A node that it has for one stage is its own for the
+//! others too, so it takes no further node for a stage while those that it has could run it and are as many as it may have:
+//! each of its stages on nodes of their own would leave other gateways without.
 
+mod leave;
+mod protocol;
 mod shares;
 pub mod simulation;
 
-pub use shares::Shares;
+pub use protocol::{Ask, DrainError, DrainOrder, Leave, Offer, PROTOCOL, Terms};
+pub use shares::{KEPT, Shares};
 
-use crate::ids::{Generation, StageName};
+use crate::ids::StageName;
 use crate::random::mix;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
-
-/// What gateways and nodes say to each other changes with this number and with the version of the program.
-pub const PROTOCOL: u32 = 6;
 
 /// When a node that is full is asked again; twice as long after each further time.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -29,134 +30,6 @@ const AGAIN_AT_MOST: Duration = Duration::from_millis(6400);
 
 /// A node that has joined, as this session of it is known.
 pub type NodeId = String;
-
-/// Bytes of the longest text of an offer: a name of a machine has at most 64.
-const LONGEST: usize = 128;
-
-/// How long a node that was asked to leave counts as leaving: longer than it asks gateways before it goes.
-const LEAVING: Duration = Duration::from_secs(10);
-
-/// What two programs have to have in common.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Terms {
-    /// [`PROTOCOL`].
-    pub protocol: u32,
-    /// Of the program, whose messages have no version of their own.
-    pub program: String,
-    /// The fingerprint of the checkpoint.
-    pub checkpoint: [u8; 32],
-}
-
-impl Terms {
-    /// Why a node with these terms cannot work for a gateway with `self`, if it cannot.
-    pub fn differ(&self, node: &Terms) -> Option<String> {
-        let short = |print: &[u8; 32]| print[..6].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        if (self.protocol, &self.program) != (node.protocol, &node.program) {
-            let said = |terms: &Terms| format!("{} (protocol {})", terms.program, terms.protocol);
-            return Some(format!("it runs version {}, the gateway {}", said(node), said(self)));
-        }
-        (self.checkpoint != node.checkpoint).then(|| {
-            let (its, own) = (short(&node.checkpoint), short(&self.checkpoint));
-            format!("its checkpoint has fingerprint {its}, the gateway's {own}")
-        })
-    }
-}
-
-/// What a node offers.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Offer {
-    /// For people.
-    pub name: String,
-    /// Its machine, as that calls itself.
-    pub host: String,
-    /// Its process there.
-    pub pid: u32,
-    /// See there.
-    pub terms: Terms,
-    /// What decides the order of its additions, such as `cpu f32`.
-    pub arithmetic: String,
-    /// The stages that it runs.
-    pub stages: Vec<StageName>,
-    /// Sequences of one gateway that have a slot in each stage at the same time.
-    pub slots: u32,
-    /// Gateways that may use it at the same time.
-    pub gateways: usize,
-}
-
-impl Offer {
-    /// Whether its texts are as short as those of a node are.
-    pub fn is_sane(&self) -> bool {
-        let texts = [&self.name, &self.host, &self.arithmetic, &self.terms.program];
-        let short = |text: &String| text.len() <= LONGEST && !text.contains(char::is_control);
-        texts.into_iter().all(short) && self.stages.len() <= StageName::ALL.len()
-    }
-}
-
-/// What a gateway asks a node for.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Ask {
-    /// The gateway's.
-    pub terms: Terms,
-    /// Which stage.
-    pub stage: StageName,
-    /// The number that the gateway gives this replica of it.
-    pub replica: u8,
-    /// The last generation of that replica.
-    pub last: Generation,
-    /// With how many other gateways at most it shares the node.
-    pub beside: usize,
-}
-
-/// What a gateway tells a node whose operator wants it out of service, or back in it.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct DrainOrder {
-    /// Whether it is put back.
-    pub undo: bool,
-    /// Whether it leaves although a gateway has no other node for one of its stages.
-    pub force: bool,
-    /// All nodes that leave with it, itself among them.
-    pub with: Vec<NodeId>,
-}
-
-/// What a node asks its gateways about nodes that are to leave.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Leave {
-    /// Whether these may leave together.
-    May(Vec<NodeId>),
-    /// Nothing: they stay, because another gateway said no, or have come back.
-    Stay(Vec<NodeId>),
-}
-
-/// Why a node was not drained, or not put back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DrainError {
-    /// No stage of the gateway is on nodes.
-    NoCluster,
-    /// No node of this name or id has joined; the names of those that have.
-    Unknown(String, Vec<String>),
-    /// It, or a gateway that uses it, says no.
-    Refused(String),
-}
-
-impl fmt::Display for DrainError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DrainError::NoCluster => {
-                let how = "placement = \"nodes\" in its config puts one there (docs/cluster.md)";
-                write!(f, "no stage of this server is on nodes: {how}")
-            }
-            DrainError::Unknown(node, known) if known.is_empty() => {
-                write!(f, "no node {node:?} has joined this gateway, and no other")
-            }
-            DrainError::Unknown(node, known) => {
-                write!(f, "no node {node:?} has joined this gateway, which has {}", known.join(", "))
-            }
-            DrainError::Refused(reason) => f.write_str(reason),
-        }
-    }
-}
-
-impl std::error::Error for DrainError {}
 
 /// Why a node is not used for a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +66,8 @@ struct Member {
     bars: [Option<Bar>; StageName::ALL.len()],
     /// Until when it counts as one that is about to leave.
     leaving: Option<Duration>,
+    /// Until when it keeps a share for this gateway.
+    kept: Option<Duration>,
     round_trip: Option<Duration>,
     /// How often in a row it has refused each stage.
     refusals: [u32; StageName::ALL.len()],
@@ -203,7 +78,8 @@ struct Member {
 impl Member {
     fn new(offer: Offer, rank: u64, joined: Duration, bar: Option<Bar>) -> Member {
         let (bars, refusals) = (std::array::from_fn(|_| bar.clone()), Default::default());
-        Member { offer, joined, used: Default::default(), bars, leaving: None, round_trip: None, refusals, rank }
+        let (used, leaving, kept, round_trip) = Default::default();
+        Member { offer, joined, used, bars, leaving, kept, round_trip, refusals, rank }
     }
 
     /// With how many others this gateway shares it at most: none at first, then twice as many and one.
@@ -214,6 +90,26 @@ impl Member {
 
     fn is_linked(&self, at: usize) -> bool {
         self.used[at].as_ref().is_some_and(|its| its.linked)
+    }
+
+    /// Whether a replica has it, or asks it.
+    fn is_taken(&self) -> bool {
+        self.used.iter().any(Option::is_some)
+    }
+
+    fn keeps_a_share(&self, now: Duration) -> bool {
+        self.kept.is_some_and(|until| until > now)
+    }
+
+    /// Whether this gateway has a share of it, which is good for all of its stages.
+    fn has_a_share(&self, now: Duration) -> bool {
+        self.used.iter().flatten().any(|its| its.linked) || self.keeps_a_share(now)
+    }
+
+    /// Whether it runs a stage, and nothing is against it that lasts.
+    fn could_run(&self, stage: StageName) -> bool {
+        let at_times = self.bars[stage as usize].as_ref().is_none_or(|bar| bar.until.is_some());
+        self.offer.stages.contains(&stage) && at_times
     }
 }
 
@@ -279,15 +175,17 @@ pub struct Nodes {
     /// A number that its name makes.
     gateway: u64,
     terms: Terms,
+    /// Of the nodes that could run a stage, how many it has at the same time at most.
+    most: usize,
     members: BTreeMap<NodeId, Member>,
     arithmetic: [Option<String>; StageName::ALL.len()],
     tickets: u64,
 }
 
 impl Nodes {
-    /// Of a gateway with these terms, before any has joined.
-    pub fn new(terms: Terms) -> Nodes {
-        Nodes { gateway: 0, terms, members: BTreeMap::new(), arithmetic: Default::default(), tickets: 0 }
+    /// Of a gateway with these terms that has at most so many, before any has joined.
+    pub fn new(terms: Terms, most: usize) -> Nodes {
+        Nodes { gateway: 0, terms, most, members: BTreeMap::new(), arithmetic: Default::default(), tickets: 0 }
     }
 
     /// The same, with the order in which the gateway of this name asks. Before any node has joined.
@@ -311,7 +209,8 @@ impl Nodes {
     }
 
     /// A node for one more replica of a stage: of those that may be used and are not used for it yet, one that has
-    /// refused least often, then one that is used for the fewest stages, then the first in this gateway's order.
+    /// refused least often, then one that keeps a share, then one that is used for the fewest stages, then the first in
+    /// this gateway's order. A gateway that has or asks as many as it may have, of those that could run the stage, gets one that it has.
     pub fn take(&mut self, stage: StageName, replica: u8, now: Duration) -> Option<Ticket> {
         let at = stage as usize;
         for member in self.members.values_mut() {
@@ -326,25 +225,31 @@ impl Nodes {
             let open = member.bars[at].as_ref().is_none_or(|bar| !bar.holds(now));
             member.offer.stages.contains(&stage) && member.used[at].is_none() && open
         };
-        let free = self.members.iter_mut().filter(|(_, member)| is_free(member));
-        let (id, member) =
-            free.min_by_key(|(_, member)| (member.refusals[at], member.used.iter().flatten().count(), member.rank))?;
+        let taken = self.members.values().filter(|member| member.is_taken() && member.could_run(stage)).count();
+        let may_be_new = taken < self.most;
+        let free = self.members.iter_mut().filter(|(_, its)| is_free(its) && (may_be_new || its.has_a_share(now)));
+        let (id, member) = free.min_by_key(|(_, its)| {
+            (its.refusals[at], !its.keeps_a_share(now), its.used.iter().flatten().count(), its.rank)
+        })?;
         self.tickets += 1;
         member.used[at] = Some(Use { number: self.tickets, replica, linked: false, running: false });
         let (node, beside, slots) = (member.offer.name.clone(), member.beside(stage), member.offer.slots);
         Some(Ticket { id: id.clone(), node, stage, beside, slots, number: self.tickets })
     }
 
-    /// The node has opened a link: those that follow have to compute as it does.
-    pub fn linked(&mut self, ticket: &Ticket) {
+    /// The node has opened a link: those that follow have to compute as it does. Whether the link may be used; if not, the
+    /// node was gone in between, and what it is used for was counted anew.
+    #[must_use]
+    pub fn linked(&mut self, ticket: &Ticket) -> bool {
         let at = ticket.stage as usize;
-        let Some(member) = self.of(ticket) else { return };
-        (member.bars[at], member.refusals[at]) = (None, 0);
+        let Some(member) = self.of(ticket) else { return false };
+        (member.bars[at], member.refusals[at], member.kept) = (None, 0, None);
         if let Some(its) = &mut member.used[at] {
             its.linked = true;
         }
         let arithmetic = member.offer.arithmetic.clone();
         self.arithmetic[at].get_or_insert(arithmetic);
+        true
     }
 
     /// Whether the stage takes sequences there.
@@ -389,59 +294,12 @@ impl Nodes {
         (its.number == ticket.number).then_some(member)
     }
 
-    /// When a bar against a node for this stage ends next.
-    pub fn next_look(&self, stage: StageName) -> Option<Duration> {
+    /// When a bar against a node for this stage ends next, where [`Self::take`] had none at this time. One whose time is
+    /// over is against a node that may not be taken because there are enough: that changes when one of these is free.
+    pub fn next_look(&self, stage: StageName, now: Duration) -> Option<Duration> {
         let at = stage as usize;
         let unused = self.members.values().filter(|member| member.used[at].is_none());
-        unused.filter_map(|member| member.bars[at].as_ref()?.until).min()
-    }
-
-    /// Which nodes people mean: all of this name, or the one of this id.
-    pub fn meant(&self, node: &str) -> Vec<NodeId> {
-        let its = |(id, member): &(&NodeId, &Member)| *id == node || member.offer.name == node;
-        self.members.iter().filter(its).map(|(id, _)| id.clone()).collect()
-    }
-
-    /// Whether these nodes may leave together: each stage that is on one of them has another node, that runs it or could.
-    /// From then on they count as leaving for a while, so that of two that ask at the same time one stays.
-    ///
-    /// A node that this gateway has not asked yet counts as one that could, although other gateways may have all of its
-    /// shares: only the question for a share tells, and a single gateway has to be able to move to its spare node.
-    ///
-    /// # Errors
-    /// For which stage there is no other.
-    pub fn spare(&mut self, leaving: &[NodeId], now: Duration) -> Result<(), StageName> {
-        let stays =
-            |id: &NodeId, member: &Member| !leaving.contains(id) && member.leaving.is_none_or(|until| until <= now);
-        let takes = |member: &Member, at: usize| match &member.used[at] {
-            Some(its) => its.running,
-            None => {
-                let alike = self.arithmetic[at].as_ref().is_none_or(|others| *others == member.offer.arithmetic);
-                member.offer.stages.iter().any(|stage| *stage as usize == at) && member.bars[at].is_none() && alike
-            }
-        };
-        for stage in StageName::ALL {
-            let at = stage as usize;
-            let on_them = leaving.iter().filter_map(|id| self.members.get(id)).any(|member| member.is_linked(at));
-            if on_them && !self.members.iter().any(|(id, member)| stays(id, member) && takes(member, at)) {
-                return Err(stage);
-            }
-        }
-        for id in leaving {
-            if let Some(member) = self.members.get_mut(id) {
-                member.leaving = Some(now + LEAVING);
-            }
-        }
-        Ok(())
-    }
-
-    /// These nodes do not leave after all.
-    pub fn stay(&mut self, nodes: &[NodeId]) {
-        for id in nodes {
-            if let Some(member) = self.members.get_mut(id) {
-                member.leaving = None;
-            }
-        }
+        unused.filter_map(|member| member.bars[at].as_ref()?.until).filter(|until| *until > now).min()
     }
 
     /// A question to a node and its answer took so long; `None`: it did not answer.
@@ -449,12 +307,6 @@ impl Nodes {
         if let Some(member) = self.members.get_mut(id) {
             member.round_trip = round_trip;
         }
-    }
-
-    /// Whether a replica is on one of these nodes.
-    pub fn uses(&self, nodes: &[NodeId]) -> bool {
-        let its = nodes.iter().filter_map(|id| self.members.get(id));
-        its.flat_map(|member| member.used.iter().flatten()).any(|its| its.linked)
     }
 
     /// All that have joined.

@@ -63,7 +63,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", requires = "nodes", default_value_t = 1)]
     shares: usize,
     /// `cluster.max_nodes` of the gateways
-    #[arg(long, value_name = "N", requires = "nodes", default_value_t = 8)]
+    #[arg(long, value_name = "N", requires = "nodes", default_value_t = 16)]
     max_nodes: usize,
     /// What is in front of the gateways
     #[arg(long, requires = "nodes", default_value = "turns")]

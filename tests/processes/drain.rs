@@ -147,6 +147,46 @@ async fn a_node_stays_where_another_gateway_has_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_stays_where_others_have_all_shares_of_the_rest() {
+    let cluster = Cluster::of(&omni());
+    let elsewhere = free_address();
+    let node = |name: &str| {
+        let shown = lines(&cluster.authority.certify(name));
+        Node::start(&[cluster.address, elsewhere], &cluster.checkpoint, name, &shown)
+    };
+    let names = ["one", "two", "three"];
+    let _nodes = [node(names[0]), node(names[1])];
+    // A node works for one of them.
+    let gateway = cluster.gateway(|config| config.cluster.max_nodes = 1).await;
+    let other =
+        cluster.gateway(|config| (config.cluster.max_nodes, config.cluster.listen) = (1, Some(elsewhere))).await;
+    let has = |health: &EngineHealth| names.into_iter().find(|name| both_run(health, name));
+    for gateway in [&gateway, &other] {
+        becomes(gateway, "each has one of them", |health| health.nodes.len() == 2 && has(health).is_some()).await;
+    }
+    let (own, others) = (has(&gateway.health()).unwrap(), has(&other.health()).unwrap());
+    assert_ne!(own, others);
+    let refused = drain(&gateway, own).await.unwrap_err().to_string();
+    assert!(refused.contains("has no other node for the talker"), "{refused}");
+    assert_eq!(has(&gateway.health()), Some(own));
+
+    let _spare = node(names[2]);
+    for gateway in [&gateway, &other] {
+        becomes(gateway, "a third joins", |health| health.nodes.len() == 3).await;
+    }
+    drain(&gateway, own).await.unwrap();
+    becomes(&gateway, "it has moved there", |health| has(health) == Some(names[2])).await;
+    let refused = drain(&other, others).await.unwrap_err().to_string();
+    assert!(refused.contains("has no other node for the talker"), "{refused}");
+    gateway.drain_node(own.to_owned(), false, true).await.unwrap();
+    drain(&other, others).await.unwrap();
+    becomes(&other, "it has moved too", |health| has(health) == Some(own)).await;
+    for gateway in [&gateway, &other] {
+        assert!(say(gateway, frames(4, 1)).await.end.unwrap().is_ok());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn streams_of_a_node_that_is_asked_to_end_go_on_in_another_with_the_same_samples() {
     let cluster = Cluster::of(&omni());
     let truth = alone(&cluster, frames(40, 5)).await;

@@ -2,12 +2,13 @@
 
 use super::terms::{decoded, encoded, leaves, name, settings, terms, unusable};
 use crate::StartError;
-use bytes::Bytes;
+use futures::StreamExt;
 use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
 use omni_cluster::{Change, Gateway, Line};
 use omni_config::Config;
-use omni_core::ids::{Generation, Replica};
-use omni_core::nodes::{self, Ask, DrainError, DrainOrder, Leave, NodeStatus, Offer, Ticket};
+use omni_core::ids::{Generation, Replica, StageName};
+use omni_core::nodes::{self, Ask, DrainError, DrainOrder, Leave, NodeId, NodeStatus, Offer, Ticket};
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::{NodeLink, NodeSeat, Nodes};
 use omni_transfer::link::{Sink, Source};
@@ -21,16 +22,23 @@ const MEASURE: Duration = Duration::from_secs(2);
 /// How long this side may take to see that a node has ended its links.
 const GONE: Duration = Duration::from_secs(5);
 
+/// How long nodes may take to say whether they keep a share: each, and all of them, which is less than the node waits
+/// that wants to leave.
+const KEEPS: Duration = Duration::from_secs(1);
+const ALL_KEEP: Duration = Duration::from_secs(3);
+
 /// See the module. The session ends with it.
 pub(super) struct Members {
     state: Arc<State>,
-    tasks: [tokio::task::JoinHandle<()>; 2],
+    tasks: [tokio::task::JoinHandle<()>; 3],
 }
 
 struct State {
     gateway: Gateway,
+    /// Its name for people.
+    host: String,
     terms: nodes::Terms,
-    nodes: Arc<Known>,
+    nodes: Known,
     /// Counts what may free a replica from its waiting.
     changes: watch::Sender<u64>,
 }
@@ -51,23 +59,6 @@ impl Known {
         // The lock only guards a pure state.
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Whether nodes may leave. `host` is this gateway's name for people.
-    fn spare(&self, asked: &Bytes, host: &str) -> Result<(), String> {
-        let leaving = match decoded(asked).ok_or_else(|| format!("the gateway on {host} speaks another protocol"))? {
-            Leave::May(leaving) => leaving,
-            Leave::Stay(nodes) => {
-                self.lock().stay(&nodes);
-                return Ok(());
-            }
-        };
-        self.lock().spare(&leaving, self.now()).map_err(|stage| {
-            format!(
-                "the gateway on {host} has no other node for the {stage}: start one first; with force (--force) its \
-                 streams wait until one joins"
-            )
-        })
-    }
 }
 
 impl Members {
@@ -75,20 +66,18 @@ impl Members {
     pub async fn join(checkpoint: &Checkpoint, config: &Config) -> Result<Arc<dyn Nodes>, StartError> {
         let terms = terms(checkpoint).await?;
         let at_start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let nodes = Mutex::new(nodes::Nodes::new(terms.clone()));
-        let nodes = Arc::new(Known { nodes, at_start, began: Instant::now() });
-        let (asked, host) = (Arc::clone(&nodes), name(config));
-        let may_leave = Box::new(move |question| asked.spare(&question, &host));
         let how = settings(&config.cluster);
-        let gateway = Gateway::start(&how, may_leave).await.map_err(|error| unusable(&how, error))?;
-        // None has joined yet, as far as this side has listened.
-        *nodes.lock() = nodes::Nodes::new(terms.clone()).in_order_of(gateway.name());
+        let gateway = Gateway::start(&how).await.map_err(|error| unusable(&how, error))?;
         tracing::info!(gateway = gateway.name(), "nodes can join");
-        let state = Arc::new(State { gateway, terms, nodes, changes: watch::Sender::new(0) });
-        let (followed, measured) = (Arc::clone(&state), Arc::clone(&state));
+        let nodes = nodes::Nodes::new(terms.clone(), config.cluster.max_nodes).in_order_of(gateway.name());
+        let nodes = Known { nodes: Mutex::new(nodes), at_start, began: Instant::now() };
+        let changes = watch::Sender::new(0);
+        let state = Arc::new(State { gateway, host: name(config), terms, nodes, changes });
+        let [followed, measured, answered] = [(); 3].map(|()| Arc::clone(&state));
         let following = tokio::spawn(async move { followed.follow().await });
         let measuring = tokio::spawn(async move { measured.measure().await });
-        Ok(Arc::new(Members { state, tasks: [following, measuring] }))
+        let answering = tokio::spawn(async move { answered.answer().await });
+        Ok(Arc::new(Members { state, tasks: [following, measuring, answering] }))
     }
 }
 
@@ -150,9 +139,11 @@ impl State {
         loop {
             // First the changes are watched, then the nodes are looked at: none is missed.
             let mut changes = self.changes.subscribe();
-            let found = self.nodes().take(stage, place.number, self.nodes.now());
+            let now = self.nodes.now();
+            let found = self.nodes().take(stage, place.number, now);
             let Some(ticket) = found else {
-                let look = self.nodes().next_look(stage);
+                // From the same moment on: a bar that ends between the two would be missed.
+                let look = self.nodes().next_look(stage, now);
                 let pause = async {
                     match look {
                         Some(at) => tokio::time::sleep(at.saturating_sub(self.nodes.now())).await,
@@ -169,8 +160,14 @@ impl State {
             let mut seat = Seat { state: Arc::clone(&self), ticket, line: None };
             match self.ask(&seat.ticket, place, last).await {
                 Ok(duplex) => {
+                    if !self.nodes().linked(&seat.ticket) {
+                        let node = &seat.ticket.node;
+                        tracing::debug!(node, %stage, "a node has opened a link, and was gone in between");
+                        continue;
+                    }
+                    // The node is there for the other stages too.
+                    self.changed();
                     seat.line = Some(duplex.line);
-                    self.nodes().linked(&seat.ticket);
                     let (down, up) = (Sink::Queue(duplex.send), Source::Queue(duplex.receive));
                     let (node, slots) = (seat.ticket.node.clone(), seat.ticket.slots);
                     return NodeLink { node, slots, down, up, seat: Box::new(seat) };
@@ -208,6 +205,62 @@ impl State {
             }
             tokio::time::sleep(MEASURE).await;
         }
+    }
+
+    /// Answers nodes that ask whether they may leave.
+    async fn answer(&self) {
+        let mut asking = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                asked = self.gateway.asked() => asking.push(async move {
+                    match self.spares(decoded(&asked.request())).await {
+                        Ok(()) => asked.confirm(),
+                        Err(reason) => asked.refuse(&reason),
+                    }
+                }),
+                Some(()) = asking.next() => {}
+            }
+        }
+    }
+
+    /// Whether nodes may leave, as far as this gateway is concerned.
+    async fn spares(&self, asked: Option<Leave>) -> Result<(), String> {
+        let leaving = match asked.ok_or_else(|| format!("the gateway on {} speaks another protocol", self.host))? {
+            Leave::May(leaving) => leaving,
+            Leave::Stay(nodes) => {
+                self.nodes().stay(&nodes);
+                return Ok(());
+            }
+        };
+        let by = tokio::time::Instant::now() + ALL_KEEP;
+        loop {
+            let spared = self.nodes().spare(&leaving, self.nodes.now());
+            let Err(stage) = spared else { return Ok(()) };
+            if !tokio::time::timeout_at(by, self.gets_a_home(stage, &leaving)).await.unwrap_or(false) {
+                return Err(format!(
+                    "the gateway on {} has no other node for the {stage}: start one first; with force (--force) its \
+                     streams wait until one joins",
+                    self.host
+                ));
+            }
+        }
+    }
+
+    /// Has a node that this gateway does not use keep a share, for a stage whose nodes leave. Whether one does.
+    async fn gets_a_home(&self, stage: StageName, leaving: &[NodeId]) -> bool {
+        let homes = self.nodes().homes(stage, leaving, self.nodes.now());
+        for home in homes {
+            let now = self.nodes.now();
+            match self.gateway.keep(&home, KEEPS).await {
+                Ok(()) => {
+                    self.nodes().kept(&home, now);
+                    self.changed();
+                    return true;
+                }
+                Err(reason) => tracing::debug!(node = home, %reason, "a node keeps no share"),
+            }
+        }
+        false
     }
 
     /// Has all nodes of this name, or the one of this id, leave or come back. What they had is elsewhere when this returns.

@@ -18,7 +18,7 @@ use omni_stage::process::message::FromStage;
 use omni_stage::{StageState, StageStatus};
 use omni_telemetry::trace::Recorder;
 use omni_transfer::link::{FrameReader, FrameWriter, Sink, Source, outbox};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
@@ -60,6 +60,7 @@ pub(super) async fn serve(
         gateways: config.cluster.gateways,
         shares: Shares::new(config.cluster.gateways),
         links: JoinSet::new(),
+        began: Instant::now(),
         drained: false,
         ends: Ends::default(),
     };
@@ -109,6 +110,8 @@ struct Host<'a> {
     gateways: usize,
     shares: Shares,
     links: JoinSet<Ended>,
+    /// The moment that times of `shares` count from.
+    began: Instant,
     drained: bool,
     /// Of the links that are open; those that are opened behind a drain have another one.
     ends: Ends,
@@ -130,11 +133,16 @@ impl Host<'_> {
             tokio::select! {
                 () = &mut alone => return Ok(Alone),
                 asked = node.asked() => match asked.question() {
+                    Question::Open => self.opens(&service, node, asked).await,
+                    Question::Keep => match self.keeps(&service, &asked.gateway()) {
+                        Ok(()) => asked.confirm(),
+                        Err(reason) => asked.refuse(&reason),
+                    },
+                    Question::Leave => asked.refuse("it is no gateway"),
                     Question::Drain => match decoded::<DrainOrder>(&asked.request()) {
                         None => asked.refuse("it speaks another protocol"),
                         Some(order) => asking.push(async move { (asked, decide(node, order).await) }),
                     },
-                    Question::Open => self.opens(&service, asked).await,
                 },
                 Some((asked, decision)) = asking.next() => match decision {
                     Decision::Leave => {
@@ -156,11 +164,11 @@ impl Host<'_> {
     }
 
     /// Opens a link, if the gateway may have one.
-    async fn opens(&mut self, service: &InService<'_>, asked: Asked<'_>) {
+    async fn opens(&mut self, service: &InService, node: &Node, asked: Asked) {
         let gateway = asked.gateway();
-        match service.granted(&asked, &self.terms, self.stages, &mut self.shares) {
+        match self.grants(service, &asked) {
             Err(reason) => asked.refuse(&reason),
-            Ok(ask) => match asked.accept().await {
+            Ok(ask) => match node.accept(asked).await {
                 Ok(duplex) => _ = self.links.spawn(run(self.maker, gateway, ask, duplex, self.ends.subscribe())),
                 Err(error) => {
                     tracing::warn!(gateway, %error, "a gateway asked for a link that cannot be opened");
@@ -168,6 +176,26 @@ impl Host<'_> {
                 }
             },
         }
+    }
+
+    /// What a gateway asks for, if it may have it.
+    fn grants(&mut self, service: &InService, asked: &Asked) -> Result<Ask, String> {
+        service.is_there()?;
+        let ask: Ask = decoded(&asked.request()).ok_or("it speaks another protocol")?;
+        if let Some(reason) = ask.terms.differ(&self.terms) {
+            return Err(reason);
+        }
+        if !self.stages.contains(&ask.stage) {
+            return Err(format!("it runs no {}", ask.stage));
+        }
+        self.shares.grant(&asked.gateway(), ask.stage, ask.beside, self.began.elapsed())?;
+        Ok(ask)
+    }
+
+    /// Keeps a share for a gateway, if there is one.
+    fn keeps(&mut self, service: &InService, gateway: &str) -> Result<(), String> {
+        service.is_there()?;
+        self.shares.keep(gateway, self.began.elapsed())
     }
 
     fn link_ended(&mut self, ended: Result<Ended, JoinError>) -> Result<(), NodeError> {
@@ -270,15 +298,19 @@ async fn decide(node: &Node, DrainOrder { undo, force, with }: DrainOrder) -> De
 
 /// Whether gateways may use this node.
 #[derive(Default)]
-struct InService<'a> {
+struct InService {
     drained: bool,
     /// Those that asked for it, until no link is left.
-    waiting: Vec<Asked<'a>>,
+    waiting: Vec<Asked>,
 }
 
-impl<'a> InService<'a> {
+impl InService {
+    fn is_there(&self) -> Result<(), String> {
+        if self.drained { Err(DRAINED.to_owned()) } else { Ok(()) }
+    }
+
     /// All links end, and none is opened. `asked` has its answer when none is left.
-    fn end(&mut self, asked: Asked<'a>, links: usize) {
+    fn end(&mut self, asked: Asked, links: usize) {
         tracing::info!(links, "the node is drained");
         self.drained = true;
         self.waiting.push(asked);
@@ -300,30 +332,6 @@ impl<'a> InService<'a> {
             self.waiting.drain(..).for_each(Asked::confirm);
         }
     }
-
-    /// What a gateway asks for, if it may have it.
-    fn granted(
-        &self,
-        asked: &Asked<'_>,
-        terms: &Terms,
-        stages: &[StageName],
-        shares: &mut Shares,
-    ) -> Result<Ask, String> {
-        if self.drained { Err(DRAINED.to_owned()) } else { granted(asked, terms, stages, shares) }
-    }
-}
-
-/// What a gateway asks for, if the node has it.
-fn granted(asked: &Asked<'_>, terms: &Terms, stages: &[StageName], shares: &mut Shares) -> Result<Ask, String> {
-    let ask: Ask = decoded(&asked.request()).ok_or("it speaks another protocol")?;
-    if let Some(reason) = ask.terms.differ(terms) {
-        return Err(reason);
-    }
-    if !stages.contains(&ask.stage) {
-        return Err(format!("it runs no {}", ask.stage));
-    }
-    shares.grant(&asked.gateway(), ask.stage, ask.beside)?;
-    Ok(ask)
 }
 
 /// Runs a stage at the end of a link, until `ends`. The stage is made before this returns.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Plays seeds with so many nodes. It fails with the first one that does.
 pub(super) fn execute(args: &SimulateArgs, nodes: usize) -> anyhow::Result<()> {
-    let gateways = args.gateways.map_or(nodes.div_ceil(16), |gateways| gateways as usize);
+    let gateways = args.gateways.map_or((nodes / 16).max(1), |gateways| gateways as usize);
     let mut settings =
         Settings { shares: args.shares, balancer: args.balancer.into(), ..Settings::large(nodes, gateways) };
     settings.max_nodes = args.max_nodes;

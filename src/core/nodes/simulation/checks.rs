@@ -3,6 +3,10 @@
 use super::Balance;
 use super::world::World;
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How long a gateway may have no node for a stage while its only one leaves: a question for a node that keeps a share.
+const MOVES: Duration = Duration::from_millis(100);
 
 impl World<'_> {
     /// What must hold at each look.
@@ -10,6 +14,12 @@ impl World<'_> {
         let up = self.gateways.iter().filter(|gateway| gateway.is_up);
         if let Some(problem) = up.filter_map(|gateway| gateway.problem()).next() {
             return Some(problem);
+        }
+        if self.scenario.settings.planned {
+            let mut up = self.gateways.iter().enumerate().filter(|(_, gateway)| gateway.is_up);
+            if let Some((at, stage)) = up.find_map(|(at, its)| Some((at, its.bare_for(MOVES, self.now)?))) {
+                return Some(format!("gateway {at} has no {stage} left, and let its node go"));
+            }
         }
         for (number, node) in self.nodes.iter().enumerate() {
             let gateways: BTreeSet<_> = node.links.values().map(|link| (link.gateway, link.life)).collect();

@@ -6,7 +6,7 @@ use crate::ledger::{Effect, LedgerCore, LedgerLimits, Owed};
 use crate::nodes::{Nodes, Offer, PROTOCOL, Terms, Ticket};
 use crate::random::mix;
 use crate::seats::Seats;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The stages that are on nodes.
@@ -91,6 +91,8 @@ pub(super) struct Gateway {
     /// The session of each node that has joined, and when it was heard.
     pub seen: Vec<(Option<u32>, Duration)>,
     pub looks_at: Option<Duration>,
+    /// Since when each stage has had no node, if it had one before.
+    bare: [Option<Duration>; 2],
     seats: [Seats; 2],
     ledger: LedgerCore,
     accepted: u64,
@@ -108,10 +110,11 @@ impl Gateway {
         Gateway {
             life,
             is_up: true,
-            nodes: Nodes::new(terms(0)).in_order_of(&name(index, life)),
+            nodes: Nodes::new(terms(0), max_nodes).in_order_of(&name(index, life)),
             places: [vec![Place::Searching; max_nodes], vec![Place::Searching; max_nodes]],
             seen: vec![(None, Duration::ZERO); nodes],
             looks_at: None,
+            bare: [None; 2],
             seats: [(); 2].map(|()| Seats::new(max_nodes).in_order_of(mix(index as u64, life.into()))),
             ledger: LedgerCore::new(limits),
             accepted: 0,
@@ -186,9 +189,9 @@ impl Gateway {
     }
 
     /// When the next node may be asked again, where a replica has none.
-    pub fn next_look(&self) -> Option<Duration> {
+    pub fn next_look(&self, now: Duration) -> Option<Duration> {
         let searches = |stage: &usize| self.places[*stage].iter().any(|place| matches!(place, Place::Searching));
-        (0..STAGES.len()).filter(searches).filter_map(|stage| self.nodes.next_look(STAGES[stage])).min()
+        (0..STAGES.len()).filter(searches).filter_map(|stage| self.nodes.next_look(STAGES[stage], now)).min()
     }
 
     /// A node has answered, or did not in time.
@@ -205,12 +208,20 @@ impl Gateway {
         }
         match answer {
             Ok((node, link)) => {
-                self.nodes.linked(asked);
+                if !self.nodes.linked(asked) {
+                    self.out.push(Out::Close(node, link));
+                    self.places[stage][replica] = Place::Searching;
+                    return self.search(now);
+                }
+                self.nodes.running(asked, true);
                 self.places[stage][replica] = Place::Open(Open { ticket: asked.clone(), node, link, heard: now });
                 self.seats[stage].up(replica, asked.slots);
+                self.bare[stage] = None;
                 let seatless = |request: &&RequestId| self.seats[stage].of(**request).is_none();
                 let waiting: Vec<RequestId> = self.requests.keys().filter(seatless).copied().collect();
                 waiting.into_iter().for_each(|request| self.admit(stage, request));
+                // The node is there for the other stage too.
+                self.search(now);
             }
             Err(reason) => {
                 self.nodes.refused(asked, reason, now);
@@ -228,6 +239,9 @@ impl Gateway {
         self.nodes.release(&open.ticket);
         self.out.push(Out::Close(open.node, open.link));
         let lost = self.seats[stage].down(replica);
+        if !self.seats[stage].is_up() {
+            self.bare[stage] = Some(now);
+        }
         self.readmitted += lost.len() as u64;
         lost.into_iter().for_each(|request| self.admit(stage, request));
         self.search(now);
@@ -321,8 +335,18 @@ impl Gateway {
         }
     }
 
+    /// A stage that had a node, and has had none for so long.
+    pub fn bare_for(&self, long: Duration, now: Duration) -> Option<StageName> {
+        let is_bare = |since: &Option<Duration>| since.is_some_and(|since| now > since + long);
+        self.bare.iter().position(is_bare).map(|stage| STAGES[stage])
+    }
+
     /// Something that must not be, if there is any.
     pub fn problem(&self) -> Option<String> {
+        let nodes: BTreeSet<usize> = self.links().into_iter().map(|(_, _, open)| open.node).collect();
+        if nodes.len() > self.places[0].len() {
+            return Some(format!("a gateway has the nodes {nodes:?}, and may have {}", self.places[0].len()));
+        }
         for (stage, name) in STAGES.into_iter().enumerate() {
             let is_up = |replica: usize| self.seats[stage].taken(replica).is_some();
             let open = |place: &Place| matches!(place, Place::Open(_));

@@ -3,7 +3,7 @@
 //! sequence takes what is meant for its attempt. What is played around them is the network, stages that make a unit
 //! every so often, and journals that only count.
 //!
-//! Nodes are killed, stopped, cut off, drained and come back, and gateways are killed. What a link that is closed still
+//! Nodes are killed, stopped, cut off, drained, taken out of service and come back, and gateways are killed. What a link that is closed still
 //! carries arrives all the same, which Zenoh's links do not do: so nothing but journals and attempts tells what is late.
 //!
 //! | file | what |
@@ -47,6 +47,8 @@ pub struct Report {
     pub asks: u64,
     /// See `asks`.
     pub refusals: u64,
+    /// Nodes that were not taken out of service, because a gateway had no other.
+    pub stay: u64,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// How even the load was, on average over the looks.

@@ -24,6 +24,8 @@ pub struct Settings {
     pub requests: usize,
     /// Faults, anywhere in `lasts`.
     pub faults: usize,
+    /// Whether nothing breaks: nodes are only taken out of service, those without which gateways can do.
+    pub planned: bool,
     /// Whether some nodes are of no use: another checkpoint, or another way to compute.
     pub strangers: bool,
     /// How long requests come and things break.
@@ -46,19 +48,19 @@ impl Settings {
         if self.uneven { self.slots * (1 + node as u32 % 3) } else { self.slots }
     }
 
-    /// A large cluster: gateways that use eight nodes for each of their two stages, some nodes to spare, one gateway to a
-    /// node. Every node has about five sequences, and in half a minute one node in three breaks.
+    /// A large cluster: gateways that use sixteen nodes each, some nodes to spare, one gateway to a node. Every node has about five sequences, and in half a minute one node in three breaks.
     pub fn large(nodes: usize, gateways: usize) -> Settings {
         Settings {
             nodes,
             gateways,
-            max_nodes: 8,
+            max_nodes: 16,
             shares: 1,
             slots: 64,
             uneven: false,
             balancer: Balancer::Turns,
             requests: nodes * 18,
             faults: nodes / 3,
+            planned: false,
             strangers: false,
             lasts: Duration::from_secs(30),
         }
@@ -76,6 +78,7 @@ impl Settings {
             balancer: random.pick(&[Balancer::Random, Balancer::Turns, Balancer::Fewest]),
             requests: random.within(1, 80) as usize,
             faults: random.below(16) as usize,
+            planned: random.once_in(4),
             strangers: random.once_in(3),
             uneven: random.once_in(2),
             lasts: Duration::from_secs(30),
@@ -118,6 +121,8 @@ pub(super) enum What {
     Stalls(usize, Duration),
     /// A node is told to stop.
     Drains(usize, Duration),
+    /// A node is taken out of service, if all gateways can do without it.
+    Retires(usize, Duration),
     /// Nothing passes between a node and a gateway.
     Cuts(usize, usize, Duration),
     /// A gateway dies at once.
@@ -130,6 +135,7 @@ impl What {
             What::Kills(..) => "kills",
             What::Stalls(..) => "stalls",
             What::Drains(..) => "drains",
+            What::Retires(..) => "retires",
             What::Cuts(..) => "cuts",
             What::KillsGateway(..) => "kills_gateway",
         }
@@ -152,11 +158,13 @@ impl Scenario {
             let (node, gateway) = (random.below(settings.nodes as u64), random.below(settings.gateways as u64));
             let (node, gateway) = (node as usize, gateway as usize);
             let back = random.millis(100, 12_000);
-            let what = match random.below(10) {
+            let what = match random.below(12) {
+                _ if settings.planned => What::Retires(node, back),
                 0..=2 => What::Kills(node, back),
                 3 | 4 => What::Stalls(node, back),
                 5 | 6 => What::Drains(node, back),
                 7 | 8 => What::Cuts(node, gateway, back),
+                9 | 10 => What::Retires(node, back),
                 _ => What::KillsGateway(gateway, back),
             };
             Fault { at: random.millis(0, span), what }

@@ -5,7 +5,7 @@ use super::node::{LinkId, Node, ToNode};
 use super::scenario::{Balancer, Scenario, What};
 use super::{Report, Violation};
 use crate::ids::{Attempt, RequestId};
-use crate::nodes::{Offer, Ticket};
+use crate::nodes::{NodeId, Offer, Ticket};
 use crate::random::Random;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
@@ -168,7 +168,7 @@ impl<'a> World<'a> {
     fn asleep(&self, event: &Event) -> Option<Duration> {
         let node = match event {
             Event::Told(node, ..) | Event::Makes(node, ..) => *node,
-            Event::Asked(.., ticket) => index(ticket).0,
+            Event::Asked(.., ticket) => index(&ticket.id).0,
             _ => return None,
         };
         Some(self.nodes[node].stalled_until).filter(|until| *until > self.now)
@@ -198,7 +198,7 @@ impl<'a> World<'a> {
                 self.gateways[at] = Gateway::new(at, self.gateways[at].life, settings.nodes, settings.max_nodes);
             }
             Event::Back(what) => {
-                if let What::Kills(node, _) | What::Drains(node, _) = what {
+                if let What::Kills(node, _) | What::Drains(node, _) | What::Retires(node, _) = what {
                     self.nodes[node].is_up = true;
                 }
             }
@@ -288,14 +288,14 @@ impl<'a> World<'a> {
 
     /// A node is asked for a stage.
     fn asked(&mut self, gateway: usize, life: u32, place: (usize, usize), ticket: Ticket) {
-        let (node, session) = index(&ticket);
+        let (node, session) = index(&ticket.id);
         let its = &mut self.nodes[node];
         if !its.is_up || its.session != session {
             return;
         }
         let stage = STAGES[place.0];
         self.report.asks += 1;
-        let answer = match its.shares.grant(&name(gateway, life), stage, ticket.beside) {
+        let answer = match its.shares.grant(&name(gateway, life), stage, ticket.beside, self.now) {
             Ok(()) => {
                 self.link += 1;
                 its.open(self.link, gateway, life, stage, ticket.slots as usize, self.now);
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
         for out in std::mem::take(&mut self.gateways[at].out) {
             match out {
                 Out::Ask(stage, replica, ticket) => {
-                    let node = index(&ticket).0;
+                    let node = index(&ticket.id).0;
                     self.at(self.arrives(at, node), Event::Asked(at, life, (stage, replica), ticket.clone()));
                     let late = Err("it does not answer".to_owned());
                     self.at(self.now + ANSWER, Event::Answered(at, life, (stage, replica), ticket, late));
@@ -335,7 +335,7 @@ impl<'a> World<'a> {
         }
         self.wrong = self.wrong.take().or(self.gateways[at].wrong.take());
         if self.gateways[at].looks_at.is_none()
-            && let Some(next) = self.gateways[at].next_look()
+            && let Some(next) = self.gateways[at].next_look(self.now)
         {
             self.gateways[at].looks_at = Some(next);
             self.at(next, Event::Search(at, life));
@@ -367,13 +367,13 @@ impl<'a> World<'a> {
     fn breaks(&mut self, what: What) {
         *self.report.faults.entry(what.name()).or_default() += 1;
         match what {
-            What::Kills(node, back) | What::Drains(node, back) => {
-                if !self.nodes[node].is_up {
+            What::Kills(node, back) | What::Drains(node, back) | What::Retires(node, back) => {
+                if !self.nodes[node].is_up || matches!(what, What::Retires(..)) && !self.may_retire(node) {
                     return;
                 }
                 let session = self.nodes[node].session;
                 self.nodes[node].ends(self.scenario.settings.shares);
-                if let What::Drains(..) = what {
+                if !matches!(what, What::Kills(..)) {
                     // It says that it leaves, to those that it reaches.
                     for at in 0..self.gateways.len() {
                         let cut = self.cuts.get(&(at, node)).is_some_and(|until| *until > self.now);
@@ -405,6 +405,40 @@ impl<'a> World<'a> {
                 self.at(self.now + back, Event::Back(what));
             }
         }
+    }
+
+    /// Whether all gateways can do without a node, which asks them.
+    fn may_retire(&mut self, node: usize) -> bool {
+        let leaving = [format!("{node}-{}", self.nodes[node].session)];
+        let sees = |gateway: &Gateway| gateway.is_up && gateway.seen[node].0 == Some(self.nodes[node].session);
+        let gateways: Vec<usize> = (0..self.gateways.len()).filter(|at| sees(&self.gateways[*at])).collect();
+        let retires = gateways.iter().all(|at| self.hears(*at, node) && self.spares(*at, &leaving));
+        if !retires {
+            self.report.stay += 1;
+            for at in gateways {
+                if self.hears(at, node) {
+                    self.gateways[at].nodes.stay(&leaving);
+                }
+            }
+        }
+        retires
+    }
+
+    /// Whether a gateway can do without nodes: it asks others to keep a share.
+    fn spares(&mut self, at: usize, leaving: &[NodeId]) -> bool {
+        while let Err(stage) = self.gateways[at].nodes.spare(leaving, self.now) {
+            let homes = self.gateways[at].nodes.homes(stage, leaving, self.now);
+            let (now, name) = (self.now, name(at, self.gateways[at].life));
+            let keeps = |home: &&NodeId| {
+                let (node, session) = index(home);
+                self.hears(at, node)
+                    && self.nodes[node].session == session
+                    && self.nodes[node].shares.keep(&name, now).is_ok()
+            };
+            let Some(home) = homes.iter().find(keeps) else { return false };
+            self.gateways[at].nodes.kept(home, now);
+        }
+        true
     }
 
     /// The offer of a node. Every third of a scenario with strangers has another checkpoint; the first never.
@@ -491,8 +525,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Which node a ticket is for, and which session of it.
-fn index(ticket: &Ticket) -> (usize, u32) {
-    let (node, session) = ticket.id.split_once('-').unwrap_or_default();
+/// Which node it is, and which session of it.
+fn index(id: &NodeId) -> (usize, u32) {
+    let (node, session) = id.split_once('-').unwrap_or_default();
     (node.parse().unwrap_or_default(), session.parse().unwrap_or_default())
 }
