@@ -44,12 +44,12 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
     });
     match checked {
         Ok(summary) => {
-            println!("{place}: ok\n{summary}");
+            omni_tools::outln!("{place}: ok\n{summary}");
             Ok(())
         }
         Err(error) => {
             for problem in error.problems() {
-                println!("{place}: {problem}");
+                omni_tools::outln!("{place}: {problem}");
             }
             let count = error.problems().len();
             match error {

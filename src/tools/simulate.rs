@@ -135,30 +135,32 @@ pub fn execute(args: &SimulateArgs) -> anyhow::Result<()> {
     print(&report, seeds, begun.elapsed());
     let Some(violation) = violation.into_inner().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
     let scenario = Scenario::new(violation.seed, &settings);
-    println!("\n{violation}\nshrinking {} requests and faults ...", scenario.members());
+    crate::outln!("\n{violation}\nshrinking {} requests and faults ...", scenario.members());
     let (small, last) = shrink(&scenario, violation.clone(), SHRINK_RUNS);
-    println!("{} suffice: {last}", small.members());
-    small.lines().iter().chain(&last.stages).for_each(|line| println!("  {line}"));
+    crate::outln!("{} suffice: {last}", small.members());
+    small.lines().iter().chain(&last.stages).for_each(|line| crate::outln!("  {line}"));
     let poison = if args.poison { " --poison" } else { "" };
     let media = if args.media { " --media" } else { "" };
     let again = format!("--seed {} --seeds 1 --requests {} --faults {}", violation.seed, args.requests, args.faults);
-    println!("again: omni-actors simulate {again}{poison}{media}");
+    crate::outln!("again: omni-actors simulate {again}{poison}{media}");
     bail!("{violation}")
 }
 
 fn print(report: &Report, seeds: u64, took: Duration) {
     let seconds = took.as_secs_f64().max(1e-9);
-    println!("{seeds} seeds in {seconds:.1} s, {:.0} h simulated", report.lasted.as_secs_f64() / 3600.0);
-    println!("{} requests asked, {} refused, {} accepted", report.asked, report.refused, report.accepted);
-    println!(
+    crate::outln!("{seeds} seeds in {seconds:.1} s, {:.0} h simulated", report.lasted.as_secs_f64() / 3600.0);
+    crate::outln!("{} requests asked, {} refused, {} accepted", report.asked, report.refused, report.accepted);
+    crate::outln!(
         "  {} finished, {} failed with a cause, {} were left by their clients",
-        report.finished, report.failed, report.left
+        report.finished,
+        report.failed,
+        report.left
     );
-    println!("  {} with media, {} of them known before", report.media, report.known);
-    println!("  {} frames and characters compared", report.units);
-    println!("{} events, {:.0} requests/s", report.events, report.accepted as f64 / seconds);
+    crate::outln!("  {} with media, {} of them known before", report.media, report.known);
+    crate::outln!("  {} frames and characters compared", report.units);
+    crate::outln!("{} events, {:.0} requests/s", report.events, report.accepted as f64 / seconds);
     let restarts = (report.restarts, report.given_up, report.poisoned);
-    println!("{} failures of stages, {} given up, {} by poison", restarts.0, restarts.1, restarts.2);
+    crate::outln!("{} failures of stages, {} given up, {} by poison", restarts.0, restarts.1, restarts.2);
     let faults: Vec<_> = report.faults.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
-    println!("faults: {}", faults.join(", "));
+    crate::outln!("faults: {}", faults.join(", "));
 }

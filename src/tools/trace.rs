@@ -93,7 +93,7 @@ async fn run(args: TraceArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
         () = signals.next() => return Err(Interrupted.into()),
     }
     let about = about(&args.output)?;
-    print!("{}", summary(&args.output, &about));
+    crate::out!("{}", summary(&args.output, &about));
     Ok(())
 }
 

@@ -20,6 +20,14 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
+fn a_reader_that_has_read_enough_ends_a_command_quietly() {
+    for args in [&["check", "configs/example.toml"][..], &["simulate", "--seeds", "1"]] {
+        let done = Omni::new().arguments(args).run_unread();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(141), ""), "{args:?}");
+    }
+}
+
+#[test]
 fn check_says_what_the_example_means() {
     let done = omni(["check", "configs/example.toml"]).run();
     done.succeeds();

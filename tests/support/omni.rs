@@ -98,6 +98,12 @@ impl Omni {
         Done::from(child.wait_with_output().unwrap())
     }
 
+    /// Runs it to its end, where nobody reads what it prints.
+    pub fn run_unread(&self) -> Done {
+        let (_, unread) = std::io::pipe().unwrap();
+        Done::from(self.command().stdout(unread).spawn().unwrap().wait_with_output().unwrap())
+    }
+
     /// Starts a server on a free port and waits for its first line.
     pub fn serve(self) -> Serving {
         let log = self.log.as_ref().map_or_else(Stdio::inherit, |path| std::fs::File::create(path).unwrap().into());

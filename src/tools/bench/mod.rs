@@ -106,10 +106,10 @@ async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     if let Some(local) = local {
         local.stop().await;
     }
-    println!("{} on {} cores, {} texts, seed {}\n", report.target, report.cores, report.texts, report.seed);
+    crate::outln!("{} on {} cores, {} texts, seed {}\n", report.target, report.cores, report.texts, report.seed);
     match &report.overload {
-        Some(overload) => print!("{overload}"),
-        None => print!("{}", report.table()),
+        Some(overload) => crate::out!("{overload}"),
+        None => crate::out!("{}", report.table()),
     }
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;

@@ -217,7 +217,7 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let faults = given.map_or(Faults::Generated, |file| Faults::Given(file.rules));
     let disturbed = field.disturbed(&truth, until, &faults, false, Some("disturbed")).await?;
     let report = Report::new(about, &field.load, &undisturbed, &disturbed);
-    println!(
+    crate::outln!(
         "{} for {}, {} listeners, stages in {}, seed {}\n",
         report.about.target,
         format_duration(Duration::from_secs(report.took_s as u64)),
@@ -225,7 +225,7 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
         report.about.placement,
         report.about.seed
     );
-    print!("{}", report.tables());
+    crate::out!("{}", report.tables());
     if let Some(path) = &field.args.report {
         write(path, &(serde_json::to_string_pretty(&report)? + "\n"))?;
     }
@@ -407,11 +407,11 @@ impl Field {
         };
         eprintln!("shrink: {} faults, {until}", faults.len());
         if !fails(&faults).await? {
-            println!("\nthe same faults did no harm when they came again: there is nothing to shrink");
+            crate::outln!("\nthe same faults did no harm when they came again: there is nothing to shrink");
             return Ok(());
         }
         if fails(&[]).await? {
-            println!("\nit fails without any fault, too");
+            crate::outln!("\nit fails without any fault, too");
             return self.keep("chaos-smallest.toml", &[], until);
         }
         let mut shrinker = Shrinker::new(faults.len(), self.args.shrink_runs);
@@ -432,7 +432,7 @@ impl Field {
         let file = FaultFile { seed: Some(self.config.drill.seed), rules: faults.to_vec() };
         let text = format!("# {} faults. To run exactly these:\n#   {command}\n{file}", faults.len());
         write(&path, &text)?;
-        println!("\n{} faults are in {}; to run them:\n  {command}", faults.len(), path.display());
+        crate::outln!("\n{} faults are in {}; to run them:\n  {command}", faults.len(), path.display());
         Ok(())
     }
 }

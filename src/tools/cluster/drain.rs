@@ -42,7 +42,7 @@ pub fn execute(args: DrainArgs) -> LocalBoxFuture<'static, anyhow::Result<()>> {
         let gateway = Gateway::at(&url, key.as_deref(), PATIENCE)?;
         let order = json!({ "node": node, "force": force, "undo": undo });
         let answer = gateway.post("/cluster/drain", &order).await?;
-        print!("{}", told(&answer, undo));
+        crate::out!("{}", told(&answer, undo));
         Ok(())
     })
 }

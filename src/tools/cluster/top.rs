@@ -79,7 +79,7 @@ async fn run(args: TopArgs) -> anyhow::Result<()> {
 
 async fn once(gateways: &mut [Watched]) -> anyhow::Result<()> {
     let (lines, answered) = look(gateways, "since the start").await;
-    lines.iter().for_each(|line| println!("{}", line.text));
+    lines.iter().for_each(|line| crate::outln!("{}", line.text));
     if answered == 0 {
         bail!("no server answers");
     }

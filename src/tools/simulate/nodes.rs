@@ -22,7 +22,7 @@ pub(super) fn execute(args: &SimulateArgs, nodes: usize) -> anyhow::Result<()> {
             let scenario = Scenario::new(seed, &Settings { faults, ..settings.clone() });
             let violation = match play(&scenario) {
                 Ok(report) => {
-                    println!(
+                    crate::outln!(
                         "seed {seed}, {faults} faults: {} requests, {} units compared, {} sequences admitted again, {} \
                          late units dropped, {} clients asked again, {} questions to nodes, {} refused",
                         report.requests,
@@ -38,10 +38,10 @@ pub(super) fn execute(args: &SimulateArgs, nodes: usize) -> anyhow::Result<()> {
                 }
                 Err(violation) => violation,
             };
-            println!("\n{violation}\nshrinking {} requests and faults ...", scenario.members());
+            crate::outln!("\n{violation}\nshrinking {} requests and faults ...", scenario.members());
             let (small, last) = shrink(&scenario, violation.clone(), SHRINK_RUNS);
-            println!("{} suffice: {last}", small.members());
-            small.lines().iter().for_each(|line| println!("  {line}"));
+            crate::outln!("{} suffice: {last}", small.members());
+            small.lines().iter().for_each(|line| crate::outln!("  {line}"));
             bail!("{violation}");
         }
     }
@@ -50,7 +50,7 @@ pub(super) fn execute(args: &SimulateArgs, nodes: usize) -> anyhow::Result<()> {
 
 fn print(balance: &Balance) {
     let Balance { nodes, used, gateways, mean, p99, most, .. } = balance;
-    println!(
+    crate::outln!(
         "  {used:.0} of {nodes:.0} nodes used, by {gateways:.1} gateways at most; sequences of a node: mean {mean:.2}, \
          p99 {p99:.1}, most {most:.1}"
     );

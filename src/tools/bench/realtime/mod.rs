@@ -185,7 +185,7 @@ pub(super) async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> any
     if let Some(local) = local {
         local.stop().await;
     }
-    print!("{report}");
+    crate::out!("{report}");
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;

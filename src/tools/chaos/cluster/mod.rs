@@ -125,14 +125,14 @@ pub(super) async fn run(args: ChaosArgs, nodes: usize, embedded: Option<Embedded
     let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard);
     let disturbed = drill::run(&mut hosts, &load, drill(None, strikes), judge, &interrupted).await?;
     let report = Report::new(about, &load, &undisturbed, &disturbed);
-    println!(
+    crate::outln!(
         "{} for {}, {} listeners, seed {}\n",
         report.about.target,
         format_duration(Duration::from_secs(report.took_s as u64)),
         report.about.listeners,
         report.about.seed
     );
-    print!("{}", report.tables());
+    crate::out!("{}", report.tables());
     if let Some(path) = &args.report {
         write(path, &(serde_json::to_string_pretty(&report)? + "\n"))?;
     }
