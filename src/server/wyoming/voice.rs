@@ -32,27 +32,26 @@ const LANGUAGES: [(&str, &str); 10] = [
 pub(super) fn info(app: &App, config: &WyomingConfig) -> Info {
     let model = app.service.info();
     let languages = languages(config, model.tts.as_ref());
-    let entry = |name: &str, description: String| VoiceEntry {
+    let entry = |name: &str, description: Option<&str>| VoiceEntry {
         name: name.to_owned(),
         attribution: Attribution { name: model.id.clone(), url: "" },
         installed: true,
-        description: Some(description),
+        description: Some(shown(description, name)),
         version: None,
         languages: languages.clone(),
         speakers: None,
     };
     let known = app.service.voices();
-    let described = |upload: &omni_engine::UploadInfo| upload.description.clone().filter(|text| !text.is_empty());
     let mut voices: Vec<_> = known
         .iter()
         .take(TOLD)
         .map(|voice| {
-            entry(&voice.name, voice.upload.as_ref().and_then(described).unwrap_or_else(|| voice.name.clone()))
+            let described = voice.upload.as_ref().and_then(|upload| upload.description.as_deref());
+            entry(&voice.name, described)
         })
         .collect();
     if voices.is_empty() {
-        let description = config.instructions.clone().unwrap_or_else(|| "the voice of the model".to_owned());
-        voices.push(entry(DESCRIBED, description));
+        voices.push(entry(DESCRIBED, config.instructions.as_deref().or(Some("the voice of the model"))));
     }
     let program = Program {
         name: PROGRAM,
@@ -64,6 +63,11 @@ pub(super) fn info(app: &App, config: &WyomingConfig) -> Info {
         supports_synthesize_streaming: true,
     };
     Info { tts: vec![program], ..Info::default() }
+}
+
+/// What clients show in the place of a voice's name: the beginning of its description, since the answer has all voices.
+fn shown(description: Option<&str>, name: &str) -> String {
+    description.filter(|text| !text.is_empty()).map_or_else(|| name.to_owned(), short)
 }
 
 /// The codes of the languages that are spoken.
@@ -127,6 +131,16 @@ fn language(asked: &str, tts: &TtsInfo) -> Result<String, FieldError> {
 mod tests {
     use super::*;
     use omni_engine::TaskType;
+
+    #[test]
+    fn a_voice_is_shown_by_the_beginning_of_its_description() {
+        assert_eq!(
+            [shown(None, "heart"), shown(Some(""), "heart"), shown(Some("low"), "heart")],
+            ["heart", "heart", "low"]
+        );
+        let long = shown(Some(&"ü".repeat(4000)), "heart");
+        assert_eq!((long.chars().count(), long.chars().last()), (65, Some('…')));
+    }
 
     #[test]
     fn languages_have_codes_for_clients_and_names_for_the_model() {
