@@ -8,6 +8,7 @@ const READ_ENOUGH: i32 = 141;
 const FAILED: i32 = 1;
 
 /// For [`crate::out!`].
+#[expect(clippy::disallowed_methods, reason = "what is under way is for the reader who is gone")]
 pub fn print(text: Arguments<'_>) {
     let Err(error) = std::io::stdout().write_fmt(text) else { return };
     let code = match error.kind() {
