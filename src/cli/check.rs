@@ -8,8 +8,9 @@ use omni_config::{
     format_duration,
 };
 use omni_core::ids::StageName;
+use omni_engine::cluster::{self, Role};
 use omni_engine::device::DeviceChoice;
-use omni_engine::{cluster, placement};
+use omni_engine::placement;
 use omni_model::forced_aligner::ForcedAligner;
 use omni_model::hf::{Family, Variant};
 use omni_model::{Checkpoint, LoadError, aligner};
@@ -71,10 +72,12 @@ fn one(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, Confi
     let open = placed(config, stages, &device);
     let config = placement::settle(config, stages, device.kind);
     device.fit(&config, stages).map_err(misfit)?;
-    cluster::check(&config, stages).map_err(|error| misfit(error.to_string()))?;
+    let role = cluster::check(&config, stages).map_err(|error| misfit(error.to_string()))?;
     check_aligner(&config, &checkpoint)?;
     omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
-    Ok(summary(&config, &checkpoint, &device, open))
+    let mut told = summary(&config, &checkpoint, &device, open);
+    told.extend(in_cluster(&config, role).map(|role| format!("\n  cluster   {role}")));
+    Ok(told)
 }
 
 /// What each of several models means. A checkpoint that is wanted later may come later.
@@ -122,6 +125,26 @@ fn check_aligner(config: &Config, checkpoint: &Checkpoint) -> Result<(), ConfigE
         ConfigError::Problems(vec![Problem { line: None, key, value: None, message: error.to_string() }])
     };
     ForcedAligner::check(folder).map(|_| ()).map_err(problem)
+}
+
+/// Whose part a process of this config has in a cluster, if any.
+fn in_cluster(config: &Config, role: Role) -> Option<String> {
+    let cluster = &config.cluster;
+    let part = match role {
+        Role::Alone => return None,
+        Role::Gateway => format!("a gateway, with at most {} nodes", cluster.max_nodes),
+        Role::Node => {
+            let stages: Vec<_> = cluster.stages.iter().map(|stage| stage.as_str()).collect();
+            let gateways = match cluster.gateways {
+                1 => "one gateway".to_owned(),
+                several => format!("{several} gateways"),
+            };
+            format!("a node, which runs {} for {gateways} at a time", stages.join(", "))
+        }
+    };
+    let listens = cluster.listen.map(|address| format!("; listens at {address}")).unwrap_or_default();
+    let joins = if cluster.join.is_empty() { String::new() } else { format!("; joins {}", cluster.join.join(", ")) };
+    Some(format!("{part}{listens}{joins}"))
 }
 
 /// Where the times of words come from.

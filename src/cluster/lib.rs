@@ -25,6 +25,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod asked;
+mod certificates;
 mod gateway;
 mod line;
 mod node;

@@ -35,9 +35,12 @@ pub struct Tls {
 /// What does not work between hosts.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// The session cannot be opened as the settings say.
+    /// The session cannot be opened as the settings say; it may be later.
     #[error("{0}")]
     Session(String),
+    /// A file of the certificates cannot be used.
+    #[error("{0}")]
+    Certificate(String),
     /// The other side does not open a link, and why.
     #[error("{0}")]
     Refused(String),
@@ -52,10 +55,7 @@ impl From<zenoh::Error> for ClusterError {
 impl Settings {
     pub(super) async fn open(&self) -> Result<Session, ClusterError> {
         if let Some(tls) = &self.tls {
-            // Zenoh would say only that no connection was made.
-            for file in [&tls.ca, &tls.certificate, &tls.key] {
-                std::fs::read(file).map_err(|error| ClusterError::Session(format!("{}: {error}", file.display())))?;
-            }
+            tls.check()?;
         }
         Ok(zenoh::open(self.config()?).await?)
     }

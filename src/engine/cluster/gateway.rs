@@ -67,7 +67,7 @@ impl Members {
         let terms = terms(checkpoint).await?;
         let at_start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let how = settings(&config.cluster);
-        let gateway = Gateway::start(&how).await.map_err(|error| unusable(&how, error))?;
+        let gateway = Gateway::start(&how).await.map_err(unusable)?;
         tracing::info!(gateway = gateway.name(), "nodes can join");
         let nodes = nodes::Nodes::new(terms.clone(), config.cluster.max_nodes).in_order_of(gateway.name());
         let nodes = Known { nodes: Mutex::new(nodes), at_start, began: Instant::now() };

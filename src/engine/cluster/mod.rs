@@ -30,36 +30,71 @@ pub enum NodeError {
     GivenUp(StageName, String),
 }
 
-/// Whether this program can have stages on nodes, if the config puts one of these there.
+/// What a config makes of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A server with all of its stages.
+    Alone,
+    /// A server with stages on nodes.
+    Gateway,
+    /// It runs stages for gateways.
+    Node,
+}
+
+/// What a config makes of a process, and whether this one can be that: the files of `[cluster]` are read.
 ///
 /// # Errors
-/// [`StartError::Config`] where it was built without the feature `cluster`.
-pub fn check(config: &Config, names: &[StageName]) -> Result<(), StartError> {
-    if cfg!(not(feature = "cluster")) && any_on_nodes(config, names) {
+/// [`StartError`] with what is wrong, also where the program was built without the feature `cluster`.
+pub fn check(config: &Config, names: &[StageName]) -> Result<Role, StartError> {
+    let role = role(config, names)?;
+    #[cfg(feature = "cluster")]
+    {
+        if role == Role::Node {
+            node::offered(names, config)?;
+        }
+        if role != Role::Alone {
+            terms::check_files(&config.cluster)?;
+        }
+    }
+    Ok(role)
+}
+
+fn role(config: &Config, names: &[StageName]) -> Result<Role, StartError> {
+    let on_nodes = names.iter().any(|stage| config.stage(*stage).placement == Placement::Nodes);
+    let role = match (on_nodes, config.cluster.is_set()) {
+        (true, _) => Role::Gateway,
+        (false, false) => return Ok(Role::Alone),
+        (false, true) if config.cluster.stages.is_empty() => {
+            let how = "stages.talker.placement = \"nodes\" puts one there; a node names its stages in cluster.stages";
+            return Err(StartError::Config(format!("cluster: no stage of this server is on nodes: {how}")));
+        }
+        (false, true) => Role::Node,
+    };
+    if cfg!(not(feature = "cluster")) {
         return Err(without());
     }
-    Ok(())
+    Ok(role)
 }
 
-fn any_on_nodes(config: &Config, names: &[StageName]) -> bool {
-    names.iter().any(|stage| config.stage(*stage).placement == Placement::Nodes)
-}
-
-/// The nodes of a config, if any of these stages is on nodes.
+/// The nodes of a server's config, if any of these stages is on nodes.
 pub(super) async fn nodes(
     checkpoint: &Checkpoint,
     config: &Config,
     names: &[StageName],
 ) -> Result<Option<Arc<dyn Nodes>>, StartError> {
-    if !any_on_nodes(config, names) {
-        return Ok(None);
-    }
-    #[cfg(feature = "cluster")]
-    return gateway::Members::join(checkpoint, config).await.map(Some);
-    #[cfg(not(feature = "cluster"))]
-    {
-        let _ = checkpoint;
-        Err(without())
+    match role(config, names)? {
+        Role::Alone => Ok(None),
+        Role::Node => {
+            let told = "cluster.stages: with these the config is a node's: `omni-actors node` starts one";
+            Err(StartError::Config(told.to_owned()))
+        }
+        #[cfg(feature = "cluster")]
+        Role::Gateway => gateway::Members::join(checkpoint, config).await.map(Some),
+        #[cfg(not(feature = "cluster"))]
+        Role::Gateway => {
+            let _ = checkpoint;
+            Err(without())
+        }
     }
 }
 
@@ -89,12 +124,29 @@ fn without() -> StartError {
 mod tests {
     use super::*;
 
+    fn config(lines: &str) -> Config {
+        let text = format!("[cluster]\ninsecure = true\n{lines}");
+        omni_config::parse(&text, std::path::Path::new(""), &[]).unwrap()
+    }
+
+    fn told(lines: &str) -> Result<Role, String> {
+        check(&config(lines), &[StageName::Talker, StageName::Vocoder]).map_err(|error| error.to_string())
+    }
+
     #[test]
-    fn stages_on_nodes_are_refused_by_a_program_that_knows_no_network() {
-        let names = [StageName::Talker, StageName::Vocoder];
-        let mut config = Config::default();
-        check(&config, &names).unwrap();
-        config.stages[StageName::Vocoder as usize].placement = Placement::Nodes;
-        assert_eq!(check(&config, &names).is_ok(), cfg!(feature = "cluster"));
+    fn a_config_says_what_its_process_is_in_a_cluster() {
+        assert_eq!(told(""), Ok(Role::Alone));
+        let (node, on_nodes) = ("join = [\"localhost:1\"]\n", "[stages.vocoder]\nplacement = \"nodes\"");
+        let gateway = told(&format!("listen = \"127.0.0.1:0\"\n{on_nodes}"));
+        let nothing = told(&format!("{node}[stages.thinker]\nplacement = \"nodes\"")).unwrap_err();
+        assert!(nothing.contains("no stage of this server is on nodes"), "the checkpoint has no thinker: {nothing}");
+        let node = |stages: &str| told(&format!("{node}stages = {stages}"));
+        if cfg!(feature = "cluster") {
+            assert_eq!((gateway, node("[\"talker\"]")), (Ok(Role::Gateway), Ok(Role::Node)));
+            assert!(node("[\"thinker\"]").unwrap_err().contains("the checkpoint has no thinker"));
+        } else {
+            let without = Err(without().to_string());
+            assert_eq!((&gateway, &node("[\"talker\"]")), (&without, &without));
+        }
     }
 }

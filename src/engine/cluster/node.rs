@@ -33,7 +33,7 @@ pub(super) async fn serve(
     config: &Config,
     stopped: BoxFuture<'_, ()>,
 ) -> Result<(), NodeError> {
-    let stages = offered(checkpoint, config)?;
+    let stages = offered(checkpoint.stages(), config)?;
     let config = &share(config);
     let maker = StageMaker::new(checkpoint, config, &stages, Kept::new(config))?;
     let terms = terms(checkpoint).await?;
@@ -68,7 +68,7 @@ pub(super) async fn serve(
     let stages = stages.iter().map(|stage| stage.as_str()).collect::<Vec<_>>().join(", ");
     tokio::pin!(stopped);
     // What is wrong with the config shows in the first session, and so does an address in use.
-    let mut node = Some(Node::start(&how, offer.clone()).await.map_err(|error| unusable(&how, error))?);
+    let mut node = Some(Node::start(&how, offer.clone()).await.map_err(unusable)?);
     loop {
         if let Some(node) = node.take() {
             tracing::info!(node = name, session = node.name(), stages, "stages are offered to gateways");
@@ -234,13 +234,12 @@ impl Host<'_> {
     }
 }
 
-/// The stages that the config names, if the checkpoint has them.
-fn offered(checkpoint: &Checkpoint, config: &Config) -> Result<Vec<StageName>, StartError> {
+/// The stages that the config names, if they are among those of the checkpoint.
+pub(super) fn offered(known: &[StageName], config: &Config) -> Result<Vec<StageName>, StartError> {
     let wrong = |reason: String| Err(StartError::Config(format!("cluster.stages: {reason}")));
     if !config.cluster.is_set() {
         return Err(StartError::Config("cluster.join: say where gateways listen, here or with --join".to_owned()));
     }
-    let known = checkpoint.stages();
     if config.cluster.stages.is_empty() {
         return wrong(format!(
             "name the stages that this node runs, of {}",

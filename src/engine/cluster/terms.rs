@@ -8,7 +8,6 @@ use omni_config::{ClusterConfig, ClusterTls, Config, DeviceKind};
 use omni_core::nodes::{PROTOCOL, Terms};
 use omni_model::checkpoint::Checkpoint;
 use omni_transfer::link::{append, take};
-use std::path::Path;
 
 /// Why a node that is drained opens no link, and why its links end.
 pub(super) const DRAINED: &str = "the node is drained; `omni-actors drain NODE --undo` puts it back";
@@ -57,21 +56,18 @@ fn fuses() -> bool {
     true
 }
 
-/// Why no session was opened. With files that are no certificates it never is; an address in use may be free later.
-pub(super) fn unusable(how: &Settings, error: ClusterError) -> StartError {
+/// Why no session was opened. With such files it never is; an address in use may be free later.
+pub(super) fn unusable(error: ClusterError) -> StartError {
     let told = format!("cluster: {error}");
-    match how.tls.as_ref().is_none_or(are_pem) {
-        true => StartError::Failed(told),
-        false => StartError::Config(told),
+    match error {
+        ClusterError::Certificate(_) => StartError::Config(told),
+        ClusterError::Session(_) | ClusterError::Refused(_) => StartError::Failed(told),
     }
 }
 
-/// Whether each file can be read and has what it is named for.
-fn are_pem(tls: &Tls) -> bool {
-    let has =
-        |file: &Path, label: &str| std::fs::read(file).is_ok_and(|text| String::from_utf8_lossy(&text).contains(label));
-    let certificates = [&tls.ca, &tls.certificate].into_iter().all(|file| has(file, "CERTIFICATE-----"));
-    certificates && has(&tls.key, "PRIVATE KEY-----")
+/// Whether the files of the config can be used.
+pub(super) fn check_files(config: &ClusterConfig) -> Result<(), StartError> {
+    settings(config).tls.map_or(Ok(()), |tls| tls.check()).map_err(unusable)
 }
 
 pub(super) fn encoded(message: &impl bincode::Encode) -> Result<Bytes, StartError> {
@@ -89,34 +85,4 @@ pub(super) fn decoded<M: bincode::Decode<()>>(bytes: &Bytes) -> Option<M> {
 pub(super) fn name(config: &Config) -> String {
     let machine = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     config.cluster.name.clone().unwrap_or_else(machine)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn only_files_that_are_no_certificates_make_the_config_wrong() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = |name: &str, label: &str| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, format!("-----BEGIN {label}-----\n-----END {label}-----\n")).unwrap();
-            path
-        };
-        let (ca, certificate) = (file("ca.pem", "CERTIFICATE"), file("own.pem", "CERTIFICATE"));
-        let tls = Tls { ca, certificate, key: file("own.key", "EC PRIVATE KEY") };
-        let missing = Tls { ca: folder.path().join("missing.pem"), ..tls.clone() };
-        let swapped = Tls { certificate: tls.key.clone(), key: tls.certificate.clone(), ..tls.clone() };
-        let error = |tls: Option<Tls>| {
-            let how = Settings { listen: None, join: Vec::new(), tls, silence: Duration::from_secs(1) };
-            unusable(&how, ClusterError::Session("address in use".to_owned()))
-        };
-        for fine in [None, Some(tls)] {
-            assert!(matches!(error(fine), StartError::Failed(told) if told == "cluster: address in use"));
-        }
-        for wrong in [missing, swapped] {
-            assert!(matches!(error(Some(wrong)), StartError::Config(_)));
-        }
-    }
 }
