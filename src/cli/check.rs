@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// Check a config and list everything that is wrong with it
 ///
 /// Each error has the line, the key, its value and what is allowed. The checkpoint is opened too, but no weights are
-/// loaded. Exit code 0 if `run` would start, 2 if not.
+/// loaded. Exit code 0 if `run` would start, or `node` with the config of a node, 2 if not.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors check configs/example.toml
@@ -56,8 +56,7 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
             match error {
                 ConfigError::Io { .. } => Err(error.into()),
                 ConfigError::Problems(_) => {
-                    Err(omni_tools::exit::Usage(format!("{count} problem{}", if count == 1 { "" } else { "s" })))
-                        .with_context(|| place)
+                    Err(omni_tools::exit::Usage(counted(count, "problem"))).with_context(|| place)
                 }
             }
         }
@@ -127,19 +126,20 @@ fn check_aligner(config: &Config, checkpoint: &Checkpoint) -> Result<(), ConfigE
     ForcedAligner::check(folder).map(|_| ()).map_err(problem)
 }
 
+/// `1 node`, `2 nodes`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Whose part a process of this config has in a cluster, if any.
 fn in_cluster(config: &Config, role: Role) -> Option<String> {
     let cluster = &config.cluster;
     let part = match role {
         Role::Alone => return None,
-        Role::Gateway => format!("a gateway, with at most {} nodes", cluster.max_nodes),
+        Role::Gateway => format!("a gateway, with at most {}", counted(cluster.max_nodes, "node")),
         Role::Node => {
             let stages: Vec<_> = cluster.stages.iter().map(|stage| stage.as_str()).collect();
-            let gateways = match cluster.gateways {
-                1 => "one gateway".to_owned(),
-                several => format!("{several} gateways"),
-            };
-            format!("a node, which runs {} for {gateways} at a time", stages.join(", "))
+            format!("a node, which runs {} for {} at a time", stages.join(", "), counted(cluster.gateways, "gateway"))
         }
     };
     let listens = cluster.listen.map(|address| format!("; listens at {address}")).unwrap_or_default();

@@ -37,7 +37,8 @@ use std::process::ExitCode;
 #[derive(Parser, Debug)]
 #[command(name = "omni-actors", version, max_term_width = 110)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 3 a stage was given up, 130 interrupted.
+    after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 3 a stage was given up, 130 interrupted,
+141 the reader of standard output is gone.
 `omni-actors COMMAND --help` has examples."
 )]
 struct Cli {

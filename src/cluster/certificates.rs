@@ -3,9 +3,11 @@
 use super::session::{ClusterError, Tls};
 use std::path::Path;
 use std::sync::Arc;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::ServerCertVerifier;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{CertificateError, Error, RootCertStore};
@@ -30,11 +32,23 @@ impl Tls {
         for certificate in authority {
             roots.add(certificate).map_err(|error| wrong(&self.ca, error))?;
         }
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        let verifier = verifier.map_err(|error| wrong(&self.ca, error))?;
         let Some((own, between)) = chain.split_first() else { return Ok(()) };
-        match verifier.verify_client_cert(own, between, UnixTime::now()) {
-            Ok(_) => Ok(()),
+        let (roots, now) = (Arc::new(roots), UnixTime::now());
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build();
+        let clients = clients.map_err(|error| wrong(&self.ca, error))?;
+        let mut judged = clients.verify_client_cert(own, between, now).map(|_| ());
+        if let Err(Error::InvalidCertificate(
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. },
+        )) = judged
+        {
+            // One that is for servers alone is enough for a side that only listens.
+            let servers = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+            let servers = servers.map_err(|error| wrong(&self.ca, error))?;
+            let name = ServerName::from(std::net::Ipv4Addr::LOCALHOST);
+            judged = servers.verify_server_cert(own, between, &name, &[], now).map(|_| ());
+        }
+        match judged {
+            Ok(()) => Ok(()),
             Err(Error::InvalidCertificate(error)) => self.judged(error),
             Err(error) => Err(wrong(&self.certificate, error)),
         }
@@ -50,8 +64,8 @@ impl Tls {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 Err(wrong(file, format!("{} has not signed it", self.ca.display())))
             }
-            // One that is for servers alone may be enough: that depends on who connects to whom.
-            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => Ok(()),
+            // By which name others reach it is theirs to check, behind all else.
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => Ok(()),
             error => Err(wrong(file, Error::InvalidCertificate(error))),
         }
     }
@@ -78,7 +92,9 @@ fn later(file: &Path, what: &str) -> ClusterError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
+    };
     use std::path::PathBuf;
 
     struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -92,8 +108,13 @@ mod tests {
 
         /// A certificate and its key, valid in these years.
         fn certify(&self, from: i32, to: i32) -> (String, String) {
+            self.certify_for(Vec::new(), from, to)
+        }
+
+        fn certify_for(&self, usages: Vec<ExtendedKeyUsagePurpose>, from: i32, to: i32) -> (String, String) {
             let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
             (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
+            params.extended_key_usages = usages;
             let key = KeyPair::generate().unwrap();
             (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
         }
@@ -130,6 +151,12 @@ mod tests {
         assert_eq!(told(with(stranger.certify(2000, 4000))), lasts("its.pem: ca.pem has not signed it"));
         assert_eq!(told(with(authority.certify(2000, 2001))), passes("its.pem: it has expired"));
         assert_eq!(told(with(authority.certify(3000, 4000))), passes("its.pem: it is not valid yet"));
+        let servers =
+            |authority: &Authority| authority.certify_for(vec![ExtendedKeyUsagePurpose::ServerAuth], 2000, 4000);
+        with(servers(&authority)).check().unwrap();
+        assert_eq!(told(with(servers(&stranger))), lasts("its.pem: ca.pem has not signed it"));
+        let (told_of, _) = told(with(authority.certify_for(vec![ExtendedKeyUsagePurpose::CodeSigning], 2000, 4000)));
+        assert!(told_of.starts_with("its.pem: "), "{told_of}");
         assert_eq!(told(tls(&key, &key)), lasts("own.key: there is no certificate in it"));
         let (missing, why) = told(tls(&folder.path().join("none.pem"), &key));
         assert!(missing.starts_with("none.pem: ") && why, "{missing}");

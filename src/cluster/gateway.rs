@@ -4,7 +4,7 @@ use super::asked::{Asked, Question, Questions, ask};
 use super::line::{Duplex, Ear, Lines};
 use super::session::{ClusterError, Settings};
 use bytes::Bytes;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -61,25 +61,26 @@ impl Gateway {
         let spare = session.declare_queryable(format!("omni/gateway/{name}/spare")).callback(asks).await?;
         let token = session.liveliness().declare_token(format!("omni/gateway/{name}")).await?;
         let (asking, runtime, its) = (session.clone(), tokio::runtime::Handle::current(), Arc::clone(&lines));
-        // A node may be gone again before it has said what it offers.
-        let present = Arc::new(Mutex::new(BTreeSet::new()));
+        // A node may be gone again before it has said what it offers, and back.
+        let present = Arc::new(Mutex::new(Present::default()));
         let changed = move |sample: Sample| {
             let Some(node) = sample.key_expr().as_str().strip_prefix("omni/node/").map(str::to_owned) else { return };
             let tell = tell.clone();
             match sample.kind() {
                 SampleKind::Put => {
-                    locked(&present).insert(node.clone());
+                    let Some(coming) = locked(&present).comes(&node) else { return };
                     let (session, present) = (asking.clone(), Arc::downgrade(&present));
                     runtime.spawn(async move {
-                        if let Some(offer) = offer(&session, &node, &present).await {
-                            let _ = tell.send_async(Change::Joined(node, offer)).await;
+                        if let Some(offer) = offer(&session, &node, coming, &present).await
+                            && let Some(present) = present.upgrade()
+                        {
+                            locked(&present).tell(&tell, Change::Joined(node.clone(), offer), (&node, coming));
                         }
                     });
                 }
                 SampleKind::Delete => {
-                    locked(&present).remove(&node);
                     its.gone(&node);
-                    runtime.spawn(async move { tell.send_async(Change::Left(node)).await });
+                    locked(&present).goes(&tell, node);
                 }
             }
         };
@@ -150,13 +151,49 @@ impl Gateway {
     }
 }
 
+/// The nodes that are there, and the number of the coming of each: one that was away for a moment has come again.
+#[derive(Default)]
+struct Present {
+    nodes: BTreeMap<String, u64>,
+    comings: u64,
+}
+
+impl Present {
+    /// The number of its coming, if it was not here.
+    fn comes(&mut self, node: &str) -> Option<u64> {
+        if self.nodes.contains_key(node) {
+            return None;
+        }
+        self.comings += 1;
+        self.nodes.insert(node.to_owned(), self.comings);
+        Some(self.comings)
+    }
+
+    fn is_here(&self, node: &str, coming: u64) -> bool {
+        self.nodes.get(node) == Some(&coming)
+    }
+
+    /// Tells a change of a node that has not left since, in the order in which they come and go.
+    fn tell(&self, tell: &flume::Sender<Change>, change: Change, (node, coming): (&str, u64)) {
+        if self.is_here(node, coming) && tell.try_send(change).is_err() {
+            tracing::warn!(node, "more nodes come and go than can be told; this one is not used");
+        }
+    }
+
+    fn goes(&mut self, tell: &flume::Sender<Change>, node: String) {
+        if self.nodes.remove(&node).is_some() && tell.try_send(Change::Left(node)).is_err() {
+            tracing::warn!("more nodes come and go than can be told; one that is gone stays in the list");
+        }
+    }
+}
+
 /// What a node offers that has just joined. One that does not say it is asked again for as long as it is there: the
 /// question or its answer may have been on a connection that broke. `None` when it is gone, or this side is.
-async fn offer(session: &Session, node: &str, present: &Weak<Mutex<BTreeSet<String>>>) -> Option<Bytes> {
+async fn offer(session: &Session, node: &str, coming: u64, present: &Weak<Mutex<Present>>) -> Option<Bytes> {
     let mut pause = FIRST_PAUSE;
     loop {
         let answer = ask(session, &format!("omni/node/{node}/offer"), Bytes::new(), ANSWER).await;
-        if !locked(&*present.upgrade()?).contains(node) {
+        if !locked(&*present.upgrade()?).is_here(node, coming) {
             return None;
         }
         match answer {
@@ -170,7 +207,32 @@ async fn offer(session: &Session, node: &str, present: &Weak<Mutex<BTreeSet<Stri
     }
 }
 
-fn locked(present: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
-    // The lock only guards a set.
+fn locked(present: &Mutex<Present>) -> MutexGuard<'_, Present> {
+    // The lock only guards a list.
     present.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_away_for_a_moment_is_told_once_and_in_order() {
+        let (tell, told) = flume::bounded(8);
+        let mut present = Present::default();
+        let first = present.comes("node").unwrap();
+        assert_eq!(present.comes("node"), None, "it is here");
+        present.goes(&tell, "node".to_owned());
+        let second = present.comes("node").unwrap();
+        let joined = || Change::Joined("node".to_owned(), Bytes::new());
+        // The answer to the question of its first coming.
+        assert!(!present.is_here("node", first));
+        present.tell(&tell, joined(), ("node", first));
+        present.tell(&tell, joined(), ("node", second));
+        present.goes(&tell, "node".to_owned());
+        present.goes(&tell, "node".to_owned());
+        present.tell(&tell, joined(), ("node", second));
+        let left = || Change::Left("node".to_owned());
+        assert_eq!(told.drain().collect::<Vec<_>>(), [left(), joined(), left()]);
+    }
 }

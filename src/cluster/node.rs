@@ -188,16 +188,18 @@ impl Node {
         Ok(duplex)
     }
 
-    /// Asks all gateways that it is joined to whether nodes may leave, in words that this crate does not know.
+    /// Asks all gateways that it is joined to whether nodes may leave, in words that this crate does not know. Returns when
+    /// all have answered: what is said to them next comes behind that.
     ///
     /// # Errors
     /// [`ClusterError::Refused`] with the reason of one that says no, or when one does not answer.
     pub async fn may_leave(&self, nodes: Bytes) -> Result<(), ClusterError> {
         let all = self.session.get("omni/gateway/*/spare").target(QueryTarget::All);
         let answers = all.consolidation(ConsolidationMode::None).payload(nodes).timeout(ANSWER).await?;
+        let mut said = Ok(());
         while let Ok(reply) = answers.recv_async().await {
-            answered(&reply)?;
+            said = said.and(answered(&reply).map(|_| ()));
         }
-        Ok(())
+        said
     }
 }

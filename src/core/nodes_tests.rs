@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 pub(super) const NOW: Duration = Duration::from_secs(1);
-const LATER: Duration = Duration::from_secs(2);
+pub(super) const LATER: Duration = Duration::from_secs(2);
 
 pub(super) fn terms(checkpoint: u8) -> Terms {
     Terms { protocol: PROTOCOL, program: "1.2.3".into(), checkpoint: [checkpoint; 32] }

@@ -474,7 +474,7 @@ fn what_cannot_join_ends_with_a_code_that_says_whether_to_try_again() {
     let node = format!("[cluster]\nstages = [\"talker\"]\n{}", tls("one", "one"));
     ends("run", &node).exits(2).tells("`omni-actors node` starts one");
     let fine = ends("check", &node);
-    fine.succeeds().shows("cluster   a node, which runs talker for one gateway at a time; listens at 127.0.0.1");
+    fine.succeeds().shows("cluster   a node, which runs talker for 1 gateway at a time; listens at 127.0.0.1");
     ends("check", &format!("{stages}{}", tls("one", "one"))).succeeds().shows("a gateway, with at most 8 nodes");
 }
 

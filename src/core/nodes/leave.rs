@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// How long a node that was asked to leave counts as leaving: longer than it asks gateways before it goes.
 const LEAVING: Duration = Duration::from_secs(10);
+/// A promise of a share is worth something for so long: a node leaves within that time, or not at all.
+const LASTS: Duration = Duration::from_secs(6);
 
 impl Nodes {
     /// Which nodes people mean: all of this name, or the one of this id.
@@ -25,14 +27,16 @@ impl Nodes {
     /// For which stage there is no other: one of its [`Self::homes`] may keep a share.
     pub fn spare(&mut self, leaving: &[NodeId], now: Duration) -> Result<(), StageName> {
         for stage in StageName::ALL {
+            // Promised for a stage of this gateway's that other nodes leave.
+            let has_some = self.arithmetic[stage as usize].is_some();
             let needs = |member: &Member| {
-                member.is_linked(stage as usize) || member.keeps_a_share(now) && member.could_run(stage)
+                member.is_linked(stage as usize) || has_some && member.keeps_a_share(now) && member.could_run(stage)
             };
             let needed = leaving.iter().filter_map(|id| self.members.get(id)).any(needs);
             let stays = |(id, member): &(&NodeId, &Member)| member.stays(id, leaving, now);
             let takes = |(_, member): (_, &Member)| match &member.used[stage as usize] {
-                Some(its) => its.running || member.keeps_a_share(now),
-                None => self.is_home(member, stage) && member.has_a_share(now),
+                Some(its) => its.running || member.keeps_a_share(now + LASTS),
+                None => self.is_home(member, stage) && member.is_sure(stage, now),
             };
             if needed && !self.members.iter().filter(stays).any(takes) {
                 return Err(stage);
@@ -50,7 +54,7 @@ impl Nodes {
     /// an order of its own.
     pub fn homes(&self, stage: StageName, leaving: &[NodeId], now: Duration) -> Vec<NodeId> {
         let is_home = |(id, member): &(&NodeId, &Member)| {
-            let asked = member.used[stage as usize].is_some() || member.has_a_share(now);
+            let asked = member.used[stage as usize].is_some() || member.is_sure(stage, now);
             member.stays(id, leaving, now) && self.is_home(member, stage) && !asked
         };
         let mut homes: Vec<_> = self.members.iter().filter(is_home).collect();
@@ -95,6 +99,13 @@ impl Nodes {
 impl Member {
     fn stays(&self, id: &NodeId, leaving: &[NodeId], now: Duration) -> bool {
         !leaving.contains(id) && self.leaving.is_none_or(|until| until <= now)
+    }
+
+    /// Whether this gateway has a share of it that lasts, and the node says nothing against the stage.
+    fn is_sure(&self, stage: StageName, now: Duration) -> bool {
+        let linked = self.used.iter().flatten().any(|its| its.linked);
+        let open = self.bars[stage as usize].as_ref().is_none_or(|bar| !bar.holds(now));
+        linked && open || self.keeps_a_share(now + LASTS)
     }
 }
 

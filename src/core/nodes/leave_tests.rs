@@ -1,5 +1,6 @@
 use super::*;
-use crate::nodes::tests::{NOW, offer, terms};
+use crate::nodes::tests::{LATER, NOW, offer, terms};
+use crate::nodes::{Bar, Offer};
 use proptest::prelude::*;
 
 /// Two nodes that run both stages.
@@ -57,7 +58,31 @@ fn a_node_that_keeps_a_share_counts_and_one_that_may_not_run_the_stage_does_not(
     nodes.kept("b", NOW);
     assert_eq!(nodes.spare(&a, NOW), Ok(()));
     assert_eq!(nodes.spare(&["b".into()], NOW), Err(StageName::Talker), "it was promised");
-    assert_eq!(nodes.spare(&a, NOW + KEPT), Err(StageName::Talker), "nothing was made of it");
+    let soon_over = NOW + KEPT - LASTS;
+    assert_eq!(nodes.spare(&a, soon_over), Err(StageName::Talker), "it may be over before the other has left");
+    assert_eq!(nodes.homes(StageName::Talker, &a, soon_over), ["b"], "it may keep it for longer");
+}
+
+#[test]
+fn a_promise_is_for_the_stages_that_this_gateway_has_on_nodes() {
+    let mut nodes = Nodes::new(terms(7), 8);
+    nodes.joined("a".into(), Offer { stages: vec![StageName::Vocoder], ..offer("cpu") }, NOW);
+    let ticket = nodes.take(StageName::Vocoder, 0, NOW).unwrap();
+    assert!(nodes.linked(&ticket));
+    nodes.running(&ticket, true);
+    nodes.joined("b".into(), offer("cpu"), NOW);
+    nodes.kept("b", NOW);
+    assert_eq!(nodes.spare(&["b".into()], NOW), Ok(()), "the talker is in the gateway");
+}
+
+#[test]
+fn a_node_that_says_no_for_now_is_no_home_for_now() {
+    let mut nodes = two_that_run();
+    let barred = nodes.members.get_mut("b").unwrap();
+    barred.used[StageName::Vocoder as usize] = None;
+    barred.bars[StageName::Vocoder as usize] = Some(Bar { reason: "an earlier link".into(), until: Some(LATER) });
+    assert_eq!(nodes.spare(&["a".into()], NOW), Err(StageName::Vocoder));
+    assert_eq!(nodes.spare(&["a".into()], LATER), Ok(()));
 }
 
 #[test]

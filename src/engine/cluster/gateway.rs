@@ -1,6 +1,6 @@
 //! The gateway's side: which nodes have joined, and a link to one for each replica that looks for one.
 
-use super::terms::{decoded, encoded, leaves, name, settings, terms, unusable};
+use super::terms::{MOST_ASKING, MOST_LEAVE, decoded, encoded, leaves, name, settings, terms, unusable};
 use crate::StartError;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -212,12 +212,15 @@ impl State {
         let mut asking = FuturesUnordered::new();
         loop {
             tokio::select! {
-                asked = self.gateway.asked() => asking.push(async move {
-                    match self.spares(decoded(&asked.request())).await {
-                        Ok(()) => asked.confirm(),
-                        Err(reason) => asked.refuse(&reason),
-                    }
-                }),
+                asked = self.gateway.asked() => match asking.len() {
+                    MOST_ASKING.. => asked.refuse("it is asked for too much at once"),
+                    _ => asking.push(async move {
+                        match self.spares(decoded(&asked.request())).await {
+                            Ok(()) => asked.confirm(),
+                            Err(reason) => asked.refuse(&reason),
+                        }
+                    }),
+                },
                 Some(()) = asking.next() => {}
             }
         }
@@ -226,6 +229,9 @@ impl State {
     /// Whether nodes may leave, as far as this gateway is concerned.
     async fn spares(&self, asked: Option<Leave>) -> Result<(), String> {
         let leaving = match asked.ok_or_else(|| format!("the gateway on {} speaks another protocol", self.host))? {
+            Leave::May(nodes) | Leave::Stay(nodes) if nodes.len() > MOST_LEAVE => {
+                return Err(format!("{} nodes are too many for one question", nodes.len()));
+            }
             Leave::May(leaving) => leaving,
             Leave::Stay(nodes) => {
                 self.nodes().stay(&nodes);

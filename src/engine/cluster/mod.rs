@@ -61,10 +61,13 @@ pub fn check(config: &Config, names: &[StageName]) -> Result<Role, StartError> {
 
 fn role(config: &Config, names: &[StageName]) -> Result<Role, StartError> {
     let on_nodes = names.iter().any(|stage| config.stage(*stage).placement == Placement::Nodes);
-    let role = match (on_nodes, config.cluster.is_set()) {
+    // A node may be told where to join by its command.
+    let cluster = &config.cluster;
+    let is_set = cluster.is_set() || !cluster.stages.is_empty() || cluster.tls.is_some();
+    let role = match (on_nodes, is_set) {
         (true, _) => Role::Gateway,
         (false, false) => return Ok(Role::Alone),
-        (false, true) if config.cluster.stages.is_empty() => {
+        (false, true) if cluster.stages.is_empty() => {
             let how = "stages.talker.placement = \"nodes\" puts one there; a node names its stages in cluster.stages";
             return Err(StartError::Config(format!("cluster: no stage of this server is on nodes: {how}")));
         }
@@ -140,6 +143,10 @@ mod tests {
         let gateway = told(&format!("listen = \"127.0.0.1:0\"\n{on_nodes}"));
         let nothing = told(&format!("{node}[stages.thinker]\nplacement = \"nodes\"")).unwrap_err();
         assert!(nothing.contains("no stage of this server is on nodes"), "the checkpoint has no thinker: {nothing}");
+        let keys = "ca = \"ca.pem\"\ncertificate = \"own.pem\"\nkey = \"own.key\"";
+        assert_eq!(role(&config("stages = [\"talker\"]"), &[StageName::Talker]).is_ok(), cfg!(feature = "cluster"));
+        let secret = config(keys).cluster.tls.is_some() && role(&config(keys), &[StageName::Talker]).is_err();
+        assert!(secret, "certificates for nothing");
         let node = |stages: &str| told(&format!("{node}stages = {stages}"));
         if cfg!(feature = "cluster") {
             assert_eq!((gateway, node("[\"talker\"]")), (Ok(Role::Gateway), Ok(Role::Node)));

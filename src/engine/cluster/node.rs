@@ -1,7 +1,9 @@
 //! The node's side: the stages of its config, once for each gateway that uses it.
 
 use super::NodeError;
-use super::terms::{DRAINED, ENDS, arithmetic, decoded, encoded, name, settings, terms, unusable};
+use super::terms::{
+    DRAINED, ENDS, MOST_ASKING, MOST_LEAVE, arithmetic, decoded, encoded, name, settings, terms, unusable,
+};
 use crate::process::ChildError;
 use crate::process::seat::Seat;
 use crate::setup::{StageMaker, edge_capacity};
@@ -33,6 +35,10 @@ pub(super) async fn serve(
     config: &Config,
     stopped: BoxFuture<'_, ()>,
 ) -> Result<(), NodeError> {
+    if !config.cluster.is_set() {
+        let told = "cluster.join: say where gateways listen, here or with --join";
+        return Err(StartError::Config(told.to_owned()).into());
+    }
     let stages = offered(checkpoint.stages(), config)?;
     let config = &share(config);
     let maker = StageMaker::new(checkpoint, config, &stages, Kept::new(config))?;
@@ -141,6 +147,9 @@ impl Host<'_> {
                     Question::Leave => asked.refuse("it is no gateway"),
                     Question::Drain => match decoded::<DrainOrder>(&asked.request()) {
                         None => asked.refuse("it speaks another protocol"),
+                        Some(order) if order.with.len() > MOST_LEAVE || asking.len() >= MOST_ASKING => {
+                            asked.refuse("it is asked for too much at once");
+                        }
                         Some(order) => asking.push(async move { (asked, decide(node, order).await) }),
                     },
                 },
@@ -237,9 +246,6 @@ impl Host<'_> {
 /// The stages that the config names, if they are among those of the checkpoint.
 pub(super) fn offered(known: &[StageName], config: &Config) -> Result<Vec<StageName>, StartError> {
     let wrong = |reason: String| Err(StartError::Config(format!("cluster.stages: {reason}")));
-    if !config.cluster.is_set() {
-        return Err(StartError::Config("cluster.join: say where gateways listen, here or with --join".to_owned()));
-    }
     if config.cluster.stages.is_empty() {
         return wrong(format!(
             "name the stages that this node runs, of {}",

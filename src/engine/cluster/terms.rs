@@ -14,6 +14,10 @@ pub(super) const DRAINED: &str = "the node is drained; `omni-actors drain NODE -
 /// Why the links of a node end that was asked to end.
 pub(super) const ENDS: &str = "the node ends";
 
+/// Nodes that may leave with one question, and questions about that at the same time.
+pub(super) const MOST_LEAVE: usize = 4096;
+pub(super) const MOST_ASKING: usize = 64;
+
 /// Whether a link ended because its node leaves on purpose, by what this side knows of its end.
 pub(super) fn leaves(reason: &str) -> bool {
     reason.ends_with(DRAINED) || reason.ends_with(ENDS)
