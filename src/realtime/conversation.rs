@@ -99,7 +99,7 @@ impl Conversation {
     /// What the model reads, with an item behind all others that is none yet.
     pub fn prompt_with(&self, last: Option<&Item>, limits: &Limits) -> Vec<PromptTurn> {
         let items = || self.items.iter().chain(last);
-        let media: Vec<u64> = items().flat_map(Item::media).collect();
+        let media: Vec<(u64, u64)> = items().flat_map(Item::media).collect();
         let mut room = MediaRoom::of(limits, &media);
         let mut turns: Vec<_> =
             last.into_iter().chain(self.items.iter().rev()).filter_map(|item| item.prompt(&mut room)).collect();

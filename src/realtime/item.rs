@@ -263,13 +263,15 @@ impl MediaRoom {
         MediaRoom { files: limits.media, ms: limits.media_ms }
     }
 
-    /// For media of these lengths, in their order. Where not all of them have room, it is made for a quarter of
-    /// `limits.media` at once, so that the conversation begins alike for some turns: what was computed of a prompt is of
-    /// use for one that begins with it.
-    pub fn of(limits: &Limits, media: &[u64]) -> MediaRoom {
+    /// For media of these lengths, with and without the silence behind them, in their order. Where not all of them have
+    /// room, it is made for a quarter of `limits.media` at once, so that the conversation begins alike for some turns:
+    /// what was computed of a prompt is of use for one that begins with it.
+    pub fn of(limits: &Limits, media: &[(u64, u64)]) -> MediaRoom {
         let mut room = MediaRoom::new(limits);
-        let fit = media.iter().rev().take_while(|ms| room.take(**ms)).count();
-        let out = (media.len() - fit).next_multiple_of((limits.media / 4).max(1));
+        let fit = media.iter().rev().take_while(|(ms, said_ms)| room.take(*ms) || room.take(*said_ms)).count();
+        // Never for so many that the last one goes, which is to be answered.
+        let step = (limits.media / 4).min(fit).max(1);
+        let out = (media.len() - fit).next_multiple_of(step);
         MediaRoom { files: media.len().saturating_sub(out).min(limits.media), ms: limits.media_ms }
     }
 
@@ -284,11 +286,11 @@ impl MediaRoom {
 }
 
 impl Item {
-    /// Milliseconds of each sound in it, and 0 for each picture.
-    pub fn media(&self) -> impl DoubleEndedIterator<Item = u64> {
+    /// Milliseconds of each sound in it, with and without the silence behind it, and 0 for each picture.
+    pub fn media(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
         self.content.iter().filter_map(|content| match content {
-            Content::InputAudio { sound: Some(sound), .. } => Some(sound.ms()),
-            Content::InputImage { .. } => Some(0),
+            Content::InputAudio { sound: Some(sound), .. } => Some((sound.ms(), sound.said_ms())),
+            Content::InputImage { .. } => Some((0, 0)),
             _ => None,
         })
     }

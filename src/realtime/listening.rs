@@ -194,14 +194,13 @@ impl Listening {
         }
     }
 
-    /// The samples that the model hears of the turn that is spoken, if its end is: the number of the last one with it.
-    /// `None` while more of it may come that the model hears.
-    pub fn said(&self) -> Option<(u64, Vec<i16>)> {
+    /// The number behind the last sample that the model hears of the turn that is spoken, if its end is. `None` while
+    /// more of it may come that the model hears.
+    pub fn said(&self) -> Option<u64> {
         let detecting = self.detecting.as_ref()?;
         let over = detecting.turns.silent().checked_sub(HEARD_SILENCE)?;
         let rate = u64::from(self.format.rate());
-        let end = detecting.origin + (detecting.frames - over) * FRAME_MS * rate / 1000;
-        Some((end, self.cut(detecting.turn..end)))
+        Some(detecting.origin + (detecting.frames - over) * FRAME_MS * rate / 1000)
     }
 
     /// The samples of these numbers, as far as they are there.
@@ -217,11 +216,9 @@ impl Listening {
         self.start += count as u64;
     }
 
-    /// Everything that is in it, which it has no more.
-    pub fn take(&mut self) -> Vec<i16> {
-        let samples = self.samples.iter().copied().collect();
-        self.clear();
-        samples
+    /// Everything that is in it.
+    pub fn samples(&self) -> Vec<i16> {
+        self.samples.iter().copied().collect()
     }
 
     /// Drops what is in it. Whether speech had begun.
@@ -254,8 +251,18 @@ impl Listening {
 
     /// So many milliseconds of the turn that is spoken, the first ones.
     pub fn beginning(&self, ms: u64) -> Vec<i16> {
-        let first = self.detecting.as_ref().map_or(self.start, |detecting| detecting.turn);
+        let first = self.first();
         self.cut(first..first + ms * u64::from(self.format.rate()) / 1000)
+    }
+
+    /// The turn that is spoken, in front of the sample of this number.
+    pub fn turn_before(&self, end: u64) -> Vec<i16> {
+        self.cut(self.first()..end)
+    }
+
+    /// The number of the first sample of the turn that is spoken.
+    fn first(&self) -> u64 {
+        self.detecting.as_ref().map_or(self.start, |detecting| detecting.turn)
     }
 
     /// Samples a second.

@@ -99,6 +99,11 @@ impl Playback {
         }
     }
 
+    /// Milliseconds of an item that were played, as far as its end is not told.
+    pub fn played_ms(&self, item: &str) -> u64 {
+        self.tracks.iter().find(|track| track.item == item).map_or(0, |track| track.played / 24)
+    }
+
     /// The next 20 ms. The last of an answer end in silence.
     pub fn play(&mut self) -> Played {
         let Some(track) = self.tracks.front_mut() else { return Played::Nothing };

@@ -92,17 +92,34 @@ impl Session {
         }
         let mut room = MediaRoom::new(limits);
         let mut turns = Vec::with_capacity(input.len());
+        let (mut chars, mut bytes) = (0, 0);
         for fields in input {
-            if fields.kind.as_deref() == Some("item_reference") {
+            let turn = if fields.kind.as_deref() == Some("item_reference") {
                 let id = fields.id.ok_or_else(|| Refusal::missing("response.input.id"))?;
                 self.place_of(&id, "invalid_value", "response.input")?;
-                turns.extend(self.conversation.get(&id).and_then(|item| item.prompt(&mut room)));
-                continue;
+                self.conversation.get(&id).and_then(|item| item.prompt(&mut room))
+            } else {
+                // It is not kept, so its name is of no use.
+                let abilities = &self.opening.abilities;
+                Item::read(fields, String::new, self.settings.input, abilities, limits)?.prompt(&mut room)
+            };
+            let Some(turn) = turn else { continue };
+            // An item may be named many times, and each time is a copy: none is made behind the first that is too much.
+            let (more_chars, more_bytes) = size(&turn);
+            chars += more_chars;
+            bytes += more_bytes;
+            if chars > limits.item_chars {
+                let most = limits.item_chars;
+                let message = format!("the items have more than {most} characters together (limits.max_input_chars)");
+                return Err(Refusal::value("response.input", message));
             }
-            // It is not kept, so its name is of no use.
-            let (abilities, limits) = (&self.opening.abilities, &self.opening.limits);
-            let item = Item::read(fields, String::new, self.settings.input, abilities, limits)?;
-            turns.extend(item.prompt(&mut room));
+            if bytes > limits.bytes {
+                let most = limits.bytes;
+                let message =
+                    format!("the pictures have more than {most} bytes together (realtime.max_conversation_bytes)");
+                return Err(Refusal::value("response.input", message));
+            }
+            turns.push(turn);
         }
         Ok(PromptTurn::joined(turns))
     }
@@ -373,6 +390,18 @@ impl Session {
         self.transcriptions.remove(&job);
         self.tell(event);
     }
+}
+
+/// Characters of the texts and calls of a turn, and bytes of its pictures. Sound is shared, and has a limit of its own.
+fn size(turn: &PromptTurn) -> (usize, usize) {
+    let calls = turn.calls.iter().map(|call| call.name.chars().count() + call.arguments.chars().count());
+    let parts = turn.parts.iter().map(|part| match part {
+        PromptPart::Text(text) => (text.chars().count(), 0),
+        PromptPart::Image { url, .. } => (0, url.len()),
+        PromptPart::Audio(_) => (0, 0),
+    });
+    let called: usize = calls.sum();
+    parts.fold((called, 0), |(chars, bytes), part| (chars + part.0, bytes + part.1))
 }
 
 fn check_metadata(fields: &ResponseFields) -> Result<(), Refusal> {

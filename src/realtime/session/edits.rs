@@ -4,6 +4,7 @@ use super::Session;
 use crate::client_event::{CreateFields, TruncateFields};
 use crate::item::{Content, Item, Status};
 use crate::refusal::{Refusal, short};
+use crate::response::Outcome;
 use crate::server_event::ServerEvent;
 
 impl Session {
@@ -65,8 +66,11 @@ impl Session {
     pub(super) fn truncate(&mut self, fields: &TruncateFields) -> Result<(), Refusal> {
         let TruncateFields { item_id, content_index, audio_end_ms } = fields;
         self.place_of(item_id, "item_truncate_invalid_item_id", "item_id")?;
-        self.stop_making(item_id);
-        let part = self.conversation.get(item_id).and_then(|item| item.content.get(*content_index as usize));
+        // What has come of an item that is being made is in its response.
+        let making = self.active.as_ref().filter(|active| active.item.as_ref() == Some(item_id));
+        let making = making.and_then(|active| active.item(&Outcome::Cancelled("client_cancelled")));
+        let item = making.as_ref().or_else(|| self.conversation.get(item_id));
+        let part = item.and_then(|item| item.content.get(*content_index as usize));
         let Some(Content::OutputAudio { spoken, .. }) = part else {
             let message = format!("part {content_index} of the item is no sound of the assistant's");
             return Err(Refusal::new("item_truncate_invalid_content", "content_index", message));
@@ -76,6 +80,7 @@ impl Session {
             let message = format!("the item has {have} ms of sound, which is shorter than {audio_end_ms} ms");
             return Err(Refusal::value("audio_end_ms", message));
         }
+        self.stop_making(item_id);
         self.cut(item_id, *content_index, *audio_end_ms);
         Ok(())
     }

@@ -33,7 +33,10 @@ impl Session {
                             self.respond_to_turn();
                         }
                         Ok(()) => {}
-                        Err(refusal) => self.refuse(refusal, None),
+                        Err(refusal) => {
+                            self.stop_preparing();
+                            self.refuse(refusal, None);
+                        }
                     }
                 }
                 Heard::Failed(message) => {
@@ -53,19 +56,23 @@ impl Session {
             let message = format!("the buffer has {have} ms of sound; a turn has {LEAST_MS} ms or more");
             return Err(Refusal::new("input_audio_buffer_commit_empty", None, message));
         }
-        let samples = self.listening.take();
-        let item_id = match self.turn_item.take() {
-            Some(id) => id,
+        let samples = self.listening.samples();
+        let item_id = match &self.turn_item {
+            Some(id) => id.clone(),
             None => self.fresh_item(),
         };
-        self.committed(item_id, &samples)
+        // What the conversation has no room for stays in the buffer.
+        self.committed(item_id, &samples)?;
+        self.listening.clear();
+        self.turn_item = None;
+        Ok(())
     }
 
     /// The user's turn becomes an item.
     fn committed(&mut self, id: String, samples: &[i16]) -> Result<(), Refusal> {
-        self.stop_preparing();
         let item = Item::heard(id.clone(), samples, self.listening.rate());
         self.conversation.check_room(item.bytes(), &self.opening.limits)?;
+        self.stop_preparing();
         let previous_item_id = self.conversation.last().map(str::to_owned);
         self.conversation.push(item);
         self.tell(ServerEvent::Committed { previous_item_id, item_id: id.clone() });

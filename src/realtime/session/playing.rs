@@ -14,6 +14,7 @@ impl Session {
             self.listening.extend(samples, &self.opening.limits);
             if self.listening.is_behind() {
                 self.hear();
+                self.prepare();
             }
         }
         self.effects()
@@ -64,7 +65,9 @@ impl Session {
         }
         let cut = self.playback.cut_conversation();
         if let Some(item) = unheard.filter(|item| cut.iter().all(|cut| cut.item != *item)) {
-            self.cut(&item, 0, 0);
+            // All of it that was made was played, if any was.
+            let ms = self.playback.played_ms(&item);
+            self.cut(&item, 0, ms);
         }
         self.clear(&cut);
     }

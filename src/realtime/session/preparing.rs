@@ -45,10 +45,10 @@ impl Session {
         // The last frame of a window reaches into what follows, as far as the silence at the end of a turn is long.
         let windows = self.listening.turn_ms().saturating_sub(REST_MS) / window_ms;
         let samples = match self.listening.said() {
-            Some((end, _)) if end <= self.preparing.said => return,
-            Some((end, samples)) => {
+            Some(end) if end <= self.preparing.said => return,
+            Some(end) => {
                 self.preparing.said = end;
-                samples
+                self.listening.turn_before(end)
             }
             None if windows <= self.preparing.windows => return,
             None => self.listening.beginning(windows * window_ms + REST_MS),

@@ -96,6 +96,30 @@ fn who_is_interrupted_has_said_what_was_played() {
 }
 
 #[test]
+fn who_is_interrupted_with_nothing_left_to_play_has_said_what_was_played() {
+    // The next frame is late, or a call is written behind what was said.
+    for calls in [false, true] {
+        let mut played = call();
+        let tools = if calls { json!([{"type": "function", "name": "f"}]) } else { json!([]) };
+        played.send(&json!({"type": "session.update", "session": {"type": "realtime", "tools": tools}}));
+        let job = asked(&mut played);
+        played.speak(job, &["One ", "two ", if calls { "<tool_call>" } else { "three " }], 2);
+        assert_eq!(play(&mut played, 9), 8);
+        microphone(&mut played, &speech::script());
+        let truncated = of_kind(&played, "conversation.item.truncated");
+        assert_eq!((truncated.len(), &truncated[0]["audio_end_ms"]), (1, &json!(160)), "{calls}");
+        assert_eq!(played.cancelled, [job]);
+        let turns = &played.begun.last().unwrap().turns;
+        let said = turns.iter().find(|turn| turn.role == "assistant").unwrap();
+        assert_eq!(said.parts, [PromptPart::Text("One two ".to_owned())], "{calls}");
+        assert_eq!(play(&mut played, 1), 0);
+        assert_eq!(of_kind(&played, "output_audio_buffer.stopped").len(), 1, "nothing of it was dropped");
+        assert!(of_kind(&played, "output_audio_buffer.cleared").is_empty());
+        check(&played);
+    }
+}
+
+#[test]
 fn who_is_interrupted_before_the_first_sound_has_said_nothing() {
     let mut played = call();
     let job = asked(&mut played);

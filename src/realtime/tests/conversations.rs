@@ -109,6 +109,31 @@ fn what_was_not_heard_is_not_in_the_next_prompt() {
 }
 
 #[test]
+fn a_truncation_that_is_refused_leaves_the_answer_running() {
+    let mut played = Played::new();
+    played.send(&message("user", "input_text", "Count"));
+    played.send(&json!({"type": "response.create"}));
+    let job = played.last_job();
+    played.speak(job, &["one ", "two "], 2);
+    let truncate = |index: u64, ms: u64| {
+        json!({
+            "type": "conversation.item.truncate", "item_id": "item_2", "content_index": index, "audio_end_ms": ms,
+        })
+    };
+    for (index, ms, param) in [(1, 80, "content_index"), (0, 161, "audio_end_ms")] {
+        let refused = played.send(&truncate(index, ms));
+        assert_eq!(types(&refused), ["error"]);
+        assert_eq!(refused[0]["error"]["param"], param);
+    }
+    assert!(played.cancelled.is_empty());
+    assert_eq!(types(&played.answer(job, AnswerPart::Audio(vec![0; 3840]))), ["response.output_audio.delta"]);
+    let events = played.send(&truncate(0, 80));
+    assert_eq!(*types(&events).last().unwrap(), "conversation.item.truncated");
+    assert_eq!(played.cancelled, [job]);
+    check(&played);
+}
+
+#[test]
 fn an_answer_that_is_cut_off_keeps_what_the_talker_had_taken() {
     let mut played = Played::new();
     played.send(&message("user", "input_text", "Count"));
@@ -353,13 +378,38 @@ fn the_first_sounds_of_a_long_conversation_are_given_by_their_transcripts() {
 fn room_for_media_is_made_for_some_turns_so_that_the_prompt_begins_alike() {
     let limits = Limits { media: 8, media_ms: 1_000, ..opening().limits };
     let kept = |sounds: usize, ms: u64| {
-        let media = vec![ms; sounds];
+        let media = vec![(ms, ms); sounds];
         let mut room = MediaRoom::of(&limits, &media);
-        media.iter().rev().take_while(|ms| room.take(**ms)).count()
+        media.iter().rev().take_while(|(ms, _)| room.take(*ms)).count()
     };
     // Up to 8 all of them; then two go at once.
     assert_eq!([1, 8, 9, 10, 11, 12, 13].map(|sounds| kept(sounds, 10)), [1, 8, 7, 8, 7, 8, 7]);
     // Seconds bound them as well: five of 200 ms.
     assert_eq!([5, 6, 7, 8].map(|sounds| kept(sounds, 200)), [5, 4, 5, 4]);
     assert_eq!(kept(3, 2_000), 0, "none of them fits");
+}
+
+#[test]
+fn the_turn_that_is_to_be_answered_keeps_its_sound() {
+    // Three sounds have room, and a quarter of all is four.
+    let limits = Limits { media: 16, media_ms: 1_000, ..opening().limits };
+    let kept = |sounds: usize| {
+        let media = vec![(300u64, 300u64); sounds];
+        let mut room = MediaRoom::of(&limits, &media);
+        media.iter().rev().take_while(|(ms, _)| room.take(*ms)).count()
+    };
+    assert_eq!([3, 4, 5, 6, 7, 8].map(kept), [3, 1, 2, 3, 1, 2]);
+    // One that is as long as it may be goes without the silence behind it.
+    let mut longest = opening();
+    longest.limits.media_ms = 1_000;
+    let mut played = Played::of(longest);
+    for _ in 0..2 {
+        played.send(&json!({"type": "conversation.item.create", "item": {
+            "type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "AAAA".repeat(16_000)}],
+        }}));
+    }
+    played.send(&json!({"type": "response.create"}));
+    let [PromptTurn { parts, .. }] = &played.begun[0].turns[..] else { panic!("{:?}", played.begun) };
+    let [PromptPart::Audio(file)] = &parts[..] else { panic!("{parts:?}") };
+    assert_eq!(file.len(), 44 + 48 * 1_000);
 }

@@ -115,6 +115,26 @@ fn the_windows_of_a_turn_that_is_detected_begin_where_the_turn_does() {
 }
 
 #[test]
+fn turns_of_calls_are_prepared_while_they_are_spoken() {
+    let mut opening = opening();
+    (opening.plays, opening.limits.window_ms) = (true, WINDOW_MS);
+    let mut played = Played::of(opening);
+    for piece in script().chunks(PLAYED) {
+        let before = played.begun.len();
+        let effects = played.session.listen(piece);
+        played.take(effects);
+        let begun: Vec<JobId> = played.begun[before..].iter().filter(|job| job.prepares).map(|job| job.id).collect();
+        begun.into_iter().for_each(|job| _ = played.answer(job, done()));
+    }
+    let [windows @ .., all, answer] = &played.begun[..] else { panic!("{} jobs", played.begun.len()) };
+    assert!(!answer.prepares && windows.len() > 2, "{} windows", windows.len());
+    assert!(windows.iter().chain([all]).all(|job| job.prepares));
+    assert_eq!(all.turns, answer.turns, "the whole turn, before it was over");
+    assert!(played.cancelled.is_empty());
+    check(&played);
+}
+
+#[test]
 fn a_turn_that_may_be_over_is_asked_for_as_a_whole_once_in_each_pause() {
     // No turn is as long as a window.
     let mut opening = opening();

@@ -146,6 +146,27 @@ fn without_turn_detection_the_client_says_when_a_turn_ends() {
 }
 
 #[test]
+fn a_turn_that_has_no_room_yet_stays_in_the_buffer() {
+    let mut played = Played::new();
+    played.send(&json!({"type": "session.update", "session": {"audio": {"input": {"turn_detection": null}}}}));
+    for _ in 0..12 {
+        played.send(&message("user", "input_text", "x"));
+    }
+    played.send(&append(&[3; 24 * 200]));
+    let commit = json!({"type": "input_audio_buffer.commit"});
+    assert_eq!(played.send(&commit)[0]["error"]["code"], "conversation_full");
+    played.send(&json!({"type": "conversation.item.delete", "item_id": "item_1"}));
+    let committed = played.send(&commit);
+    assert_eq!(types(&committed)[0], "input_audio_buffer.committed");
+    let id = &committed[0]["item_id"];
+    let item = played.send(&json!({"type": "conversation.item.retrieve", "item_id": id}));
+    let audio = item[0]["item"]["content"][0]["audio"].as_str().unwrap();
+    assert_eq!(audio.len(), 24 * 200 * 2 / 3 * 4);
+    assert_eq!(played.send(&commit)[0]["error"]["code"], "input_audio_buffer_commit_empty", "it was taken once");
+    check(&played);
+}
+
+#[test]
 fn a_turn_as_long_as_the_buffer_ends_there() {
     let mut played = Played::new();
     for piece in vowels(5_000).chunks(12_000) {

@@ -1,6 +1,6 @@
 //! The connection of a session: takes what its link tells, carries effects out, gives events to the link. It reads nothing
-//! while many events wait for the client, and asks the engine for nothing more while one does, so a client that does not
-//! read stops its own session and nothing else.
+//! while many events or bytes of them wait for the client, and asks for nothing more of an answer while one does, so a
+//! client that does not read stops its own session and nothing else.
 
 use super::link::{Farewell, Link, Message, News};
 use super::measured::Measured;
@@ -13,7 +13,7 @@ use crate::state::App;
 use crate::ws_protocol::close_code;
 use futures::future::select_all;
 use omni_config::format_duration;
-use omni_realtime::{AnswerPart, Effect, Job, JobId, Refusal, Session};
+use omni_realtime::{AnswerPart, Effect, Job, JobId, Refusal, ServerEvent, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Events that may wait for the client while more are read from it: each event of a client has a handful of answers.
 const WAITING: usize = 64;
+/// Bytes of them: an event of a few bytes may ask for an item of megabytes.
+const WAITING_BYTES: usize = 1 << 20;
 /// Events that may wait in any case: what a user says has some, too.
 const MOST_WAITING: usize = 4096;
 /// Bytes that an event may make of each of its own: sound of 8 bits is kept with 16.
@@ -38,17 +40,42 @@ pub(super) struct Connection {
     closing_at_once: CancellationToken,
     /// Held while an answer is made or events wait.
     busy: Option<Busy>,
-    /// The part of the budget for what the session keeps.
+    /// The part of the budget for what the session keeps, and for what waits.
     held: Held,
     session: Session,
     running: Vec<Running>,
     /// Whether an answer was begun: the first is part of the request that opened the session.
     has_begun: bool,
-    waiting: VecDeque<String>,
+    waiting: Waiting,
     /// When the last message came or went.
     heard: Instant,
     begun: Instant,
     measured: Measured,
+}
+
+/// Events that wait for the client.
+#[derive(Default)]
+struct Waiting {
+    events: VecDeque<String>,
+    bytes: usize,
+}
+
+impl Waiting {
+    fn push(&mut self, event: String) {
+        self.bytes += event.len();
+        self.events.push_back(event);
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        let event = self.events.pop_front()?;
+        self.bytes -= event.len();
+        Some(event)
+    }
+
+    /// Whether nothing more is read until some have left.
+    fn is_full(&self) -> bool {
+        self.events.len() >= WAITING || self.bytes >= WAITING_BYTES
+    }
 }
 
 /// What the connection waits for.
@@ -85,7 +112,7 @@ impl Connection {
             session,
             running: Vec::new(),
             has_begun: false,
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             heard: now,
             begun: now,
             measured: Measured::new(),
@@ -100,7 +127,7 @@ impl Connection {
         let (evicted, cut) = (self.activity.ended.clone(), self.closing_at_once.clone());
         let (idle_timeout, max_time) = (self.app.realtime.idle_timeout, self.app.realtime.max_time);
         loop {
-            let (quiet, told) = (self.running.is_empty() && !self.session.is_playing(), self.waiting.is_empty());
+            let (quiet, told) = (self.running.is_empty() && !self.session.is_playing(), self.waiting.events.is_empty());
             match (quiet && told, &self.busy) {
                 (true, _) => self.busy = None,
                 (false, None) => self.busy = Some(self.activity.busy()),
@@ -109,11 +136,11 @@ impl Connection {
             if stopping.is_cancelled() && quiet && told {
                 return self.close(link, close_code::AWAY, "the server is shutting down").await;
             }
-            if self.waiting.len() > MOST_WAITING {
+            if self.waiting.events.len() > MOST_WAITING {
                 return self.close(link, close_code::AGAIN, "too many events wait").await;
             }
-            let (behind, reads) = (self.session.is_behind(), self.waiting.len() < WAITING);
-            let waits = self.waiting.front().map(String::len);
+            let (behind, reads) = (self.session.is_behind(), !self.waiting.is_full());
+            let waits = self.waiting.events.front().map(String::len);
             let session = &self.session;
             let wake = tokio::select! {
                 () = evicted.cancelled() => Wake::Evicted,
@@ -181,18 +208,16 @@ impl Connection {
                 self.count();
             }
             News::Room => {
-                if let Some(message) = self.waiting.pop_front() {
+                if let Some(message) = self.waiting.pop() {
                     link.send(message);
+                    self.count();
                 }
             }
             // RFC 6455 wants the close answered with a close.
             News::Ends => return self.close(link, close_code::NORMAL, "").await,
             News::Gone => return Err(Over),
             News::Broken(Some(message), farewell) => return self.end(link, message, farewell).await,
-            News::Broken(None, Farewell { code, reason }) => {
-                self.running.clear();
-                return self.close(link, code, reason).await;
-            }
+            News::Broken(None, Farewell { code, reason }) => return self.close(link, code, reason).await,
         }
         Ok(())
     }
@@ -209,7 +234,7 @@ impl Connection {
             }
         };
         // What the event may add is taken before it is followed.
-        if !self.held.resize(self.session.bytes() + GROWTH * length) {
+        if !self.held.resize(self.kept() + GROWTH * length) {
             let error = self.app.budget.exhausted();
             self.refuse(error.code, error.message);
             return Ok(());
@@ -224,7 +249,7 @@ impl Connection {
     async fn listen(&mut self, link: &mut impl Link, samples: &[i16], bytes: usize) -> Result<(), Over> {
         self.came(link, bytes).await?;
         // Where there is no memory for it, it was not said.
-        if self.held.resize(self.session.bytes() + 2 * samples.len()) {
+        if self.held.resize(self.kept() + 2 * samples.len()) {
             let effects = self.session.listen(samples);
             self.carry_out(effects);
         }
@@ -241,9 +266,14 @@ impl Connection {
         self.end(link, Message { code: error.code, text: error.message }, farewell).await
     }
 
-    /// Counts what the session keeps. The text of an answer is bounded by the model's limits, and small.
+    /// Bytes of the session, and of what waits for the client.
+    fn kept(&self) -> usize {
+        self.session.bytes() + self.waiting.bytes
+    }
+
+    /// Counts what is kept. The text of an answer is bounded by the model's limits, and small.
     fn count(&mut self) {
-        let _ = self.held.resize(self.session.bytes());
+        let _ = self.held.resize(self.kept());
     }
 
     fn carry_out(&mut self, effects: Vec<Effect>) {
@@ -252,7 +282,15 @@ impl Connection {
                 // A struct of numbers and strings is always JSON.
                 Effect::Send(event) => {
                     self.measured.tells(&event.event);
-                    self.waiting.push_back(serde_json::to_string(&event).unwrap_or_default());
+                    let text = serde_json::to_string(&event).unwrap_or_default();
+                    // The one event that is much larger than what asked for it.
+                    let large = matches!(event.event, ServerEvent::ItemRetrieved { .. });
+                    if large && !self.held.resize(self.kept() + text.len()) {
+                        let error = self.app.budget.exhausted();
+                        self.refuse(error.code, error.message);
+                        continue;
+                    }
+                    self.waiting.push(text);
                 }
                 Effect::Begin(job) if job.prepares => self.prepare(*job),
                 Effect::Begin(job) => {
@@ -272,7 +310,7 @@ impl Connection {
 
     /// Begins what nobody waits for, if there is memory for it. It counts for no key.
     fn prepare(&mut self, job: Job) {
-        if self.held.resize(self.session.bytes()) {
+        if self.held.resize(self.kept()) {
             self.running.push(Running::begin(&self.app, self.caller.clone(), job, false));
             return;
         }
@@ -292,11 +330,12 @@ impl Connection {
     async fn end(&mut self, link: &mut impl Link, message: Message, farewell: Farewell) -> Result<(), Over> {
         self.running.clear();
         self.refuse(message.code, message.text);
-        link.end(std::mem::take(&mut self.waiting).into(), farewell).await;
+        link.end(std::mem::take(&mut self.waiting.events).into(), farewell).await;
         Err(Over)
     }
 
     async fn close(&mut self, link: &mut impl Link, code: u16, reason: &'static str) -> Result<(), Over> {
+        self.running.clear();
         link.end(Vec::new(), Farewell { code, reason }).await;
         Err(Over)
     }
@@ -314,4 +353,25 @@ async fn next(running: &mut [Running], wants: impl Fn(JobId) -> bool) -> (JobId,
     }
     let (part, which, _) = select_all(parts).await;
     (ids[which], part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_wait_are_bounded_by_their_number_and_their_bytes() {
+        let mut waiting = Waiting::default();
+        (1..WAITING).for_each(|_| waiting.push("x".to_owned()));
+        assert!(!waiting.is_full());
+        waiting.push("x".to_owned());
+        assert!(waiting.is_full());
+        waiting.pop();
+        assert!(!waiting.is_full());
+        waiting.push("x".repeat(WAITING_BYTES));
+        waiting.pop();
+        assert!(waiting.is_full(), "{} bytes", waiting.bytes);
+        while waiting.pop().is_some() {}
+        assert_eq!((waiting.is_full(), waiting.bytes), (false, 0));
+    }
 }

@@ -7,7 +7,6 @@ use crate::chat_parts::{self, Counts, SourceRef, What};
 use crate::error::ApiError;
 use crate::media::{self, Loaded};
 use crate::state::App;
-use futures::future::BoxFuture;
 use omni_audio::{AudioFormat, AudioWriter, Law, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
@@ -16,6 +15,8 @@ use omni_engine::{
 };
 use omni_realtime::{AnswerPart, Call, Detail as Seen, Ending, Job, JobId, PromptPart, Usage, WireFormat};
 use std::sync::Arc;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument, error};
 
 /// What begins a call of a function.
 const CALL: &str = "<tool_call>";
@@ -41,9 +42,27 @@ pub(super) struct Running {
 }
 
 enum State {
-    Beginning(BoxFuture<'static, Result<Begun, ApiError>>),
+    Beginning(Beginning),
     Serving(Box<Serving>),
     Over,
+}
+
+/// A request on its way to the engine. It is a task of its own: what it waits for and holds belongs to all clients, and
+/// nobody asks for the answer while its own client does not read.
+struct Beginning(AbortOnDropHandle<Result<Begun, ApiError>>);
+
+impl Beginning {
+    fn new(begun: impl Future<Output = Result<Begun, ApiError>> + Send + 'static) -> Beginning {
+        Beginning(AbortOnDropHandle::new(tokio::spawn(begun.in_current_span())))
+    }
+
+    /// What came of it. It may be dropped and called again; not after it has told.
+    async fn outcome(&mut self) -> Result<Begun, ApiError> {
+        (&mut self.0).await.unwrap_or_else(|broken| {
+            error!(%broken, "a request of a session was not begun");
+            Err(ApiError::internal("the request was not begun"))
+        })
+    }
 }
 
 /// A request that the engine has taken.
@@ -71,14 +90,15 @@ impl Running {
         let (sample_rate, frame) = (info.sample_rate, info.samples_per_frame.max(1) as usize);
         let (own, mut held) = (own_bytes(&job), Held::nothing(&app.budget));
         let mut has_room = held.take(own);
-        let rest = (job.speaks && !job.tools.is_empty()).then(|| {
+        let mut rest = None;
+        if has_room && job.speaks && !job.tools.is_empty() {
             let mut held = held.another();
-            has_room &= held.take(own);
-            (Job { speaks: false, ..job.clone() }, held)
-        });
+            has_room = held.take(own);
+            rest = has_room.then(|| (Job { speaks: false, ..job.clone() }, held));
+        }
         let state = State::Beginning(match has_room {
-            true => Box::pin(begin(Arc::clone(app), caller.clone(), (job, held), counts)),
-            false => Box::pin(async move { Err(held.exhausted()) }),
+            true => Beginning::new(begin(Arc::clone(app), caller.clone(), (job, held), counts)),
+            false => Beginning::new(std::future::ready(Err(held.exhausted()))),
         });
         let app = Arc::clone(app);
         Running { id, prepares, app, rest, given: 0, skipped: 0, spoken: None, caller, sample_rate, frame, state }
@@ -100,14 +120,14 @@ impl Running {
     /// and goes on.
     fn call(&mut self, rest: (Job, Held), spoken: Usage) {
         (self.spoken, self.skipped) = (Some(spoken), self.given);
-        self.state = State::Beginning(Box::pin(begin(Arc::clone(&self.app), self.caller.clone(), rest, false)));
+        self.state = State::Beginning(Beginning::new(begin(Arc::clone(&self.app), self.caller.clone(), rest, false)));
     }
 
     /// The next part. It may be dropped and called again; not after the last part.
     pub async fn next(&mut self) -> AnswerPart {
         loop {
             match &mut self.state {
-                State::Beginning(begun) => match begun.await {
+                State::Beginning(beginning) => match beginning.outcome().await {
                     Ok(begun) => {
                         let serving = Serving { begun, samples: [].into(), at: 0, last: None, calls: false };
                         self.state = State::Serving(Box::new(serving));
@@ -207,7 +227,7 @@ impl Running {
     }
 }
 
-/// Bytes that a request has for itself: its texts and pictures, and sound that no conversation has.
+/// Bytes that a request has for itself: its texts, calls and pictures, and sound that no conversation has.
 fn own_bytes(job: &Job) -> usize {
     let parts = job.turns.iter().flat_map(|turn| &turn.parts);
     let bytes = parts.map(|part| match part {
@@ -216,7 +236,8 @@ fn own_bytes(job: &Job) -> usize {
         PromptPart::Audio(file) if Arc::strong_count(file) == 1 => file.len(),
         PromptPart::Audio(_) => 0,
     });
-    bytes.sum()
+    let calls = job.turns.iter().flat_map(|turn| &turn.calls);
+    bytes.sum::<usize>() + calls.map(|call| call.name.len() + call.arguments.len()).sum::<usize>()
 }
 
 /// The part of the budget is held until the engine has taken the request over.
@@ -238,7 +259,7 @@ async fn begin(app: Arc<App>, caller: Caller, (job, _held): (Job, Held), counts:
             (false, true) => Slo::Realtime(app.limits().first_audio_deadline),
             (false, false) => Slo::BestEffort,
         },
-        life: None,
+        ..RequestOptions::default()
     };
     let (messages, media, files) = prompt(&app, &job).await?;
     let request = GenerateRequest {
@@ -304,5 +325,35 @@ fn place(part: &PromptPart) -> Part {
         PromptPart::Text(text) => Part::Text(text.clone()),
         PromptPart::Audio(_) => Part::Audio,
         PromptPart::Image { .. } => Part::Image,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn a_request_begins_whether_or_not_anybody_asks_for_its_answer_and_ends_with_it() {
+        let (reaches, reached) = oneshot::channel();
+        let (holds, held) = oneshot::channel::<()>();
+        let beginning = Beginning::new(async move {
+            let _holds = holds;
+            reaches.send(()).unwrap();
+            std::future::pending::<Result<Begun, ApiError>>().await
+        });
+        reached.await.unwrap();
+        drop(beginning);
+        assert!(held.await.is_err(), "what it held is free");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_meets_a_bug_is_an_error() {
+        async fn bug() -> Result<Begun, ApiError> {
+            panic!("a bug, as the test wants it")
+        }
+        let mut beginning = Beginning::new(bug());
+        let error = beginning.outcome().await.err().unwrap();
+        assert_eq!(error, ApiError::internal("the request was not begun"));
     }
 }

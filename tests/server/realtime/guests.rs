@@ -69,6 +69,53 @@ async fn a_flood_is_answered_in_order_and_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_the_client_is_part_of_the_memory_for_all() {
+    let site = with(|config| {
+        (config.server.max_body_bytes, config.server.max_input_bytes) = (1 << 20, 2 << 20);
+        config.server.realtime.prepare = false;
+    })
+    .await;
+    let mut talk = Talk::new(&site).await;
+    talk.append(&[0; 900_000]).await;
+    talk.send(json!({"type": "input_audio_buffer.commit"})).await;
+    let done = talk.until("conversation.item.done").await.pop().unwrap();
+    let item_id = done["item"]["id"].clone();
+    // Its samples are kept; with their base64 they are more than large buffers may have of 2 MiB.
+    talk.send(json!({"type": "conversation.item.retrieve", "item_id": item_id})).await;
+    let error = talk.until("error").await.pop().unwrap();
+    assert_eq!(error["error"]["code"], "too_much_input");
+    talk.send(json!({"type": "conversation.item.delete", "item_id": item_id})).await;
+    talk.until("conversation.item.deleted").await;
+    talk.append(&[0; 9_600]).await;
+    talk.send(json!({"type": "input_audio_buffer.commit"})).await;
+    let done = talk.until("conversation.item.done").await.pop().unwrap();
+    talk.send(json!({"type": "conversation.item.retrieve", "item_id": done["item"]["id"]})).await;
+    talk.until("conversation.item.retrieved").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_item_that_is_named_many_times_is_not_copied_beyond_the_limit_of_a_conversation() {
+    let site = with(|config| config.limits.max_input_chars = 100).await;
+    let mut talk = Talk::new(&site).await;
+    let content = json!([{"type": "input_text", "text": "x".repeat(40)}]);
+    let item = json!({"id": "a", "type": "message", "role": "user", "content": content});
+    talk.send(json!({"type": "conversation.item.create", "item": item})).await;
+    talk.until("conversation.item.done").await;
+    let name = |times: usize| {
+        let input = vec![json!({"type": "item_reference", "id": "a"}); times];
+        let response = json!({"conversation": "none", "output_modalities": ["text"], "input": input});
+        json!({"type": "response.create", "response": response})
+    };
+    talk.send(name(3)).await;
+    let error = talk.until("error").await.pop().unwrap();
+    assert_eq!(error["error"]["param"], "response.input");
+    assert!(error["error"]["message"].as_str().unwrap().contains("100 characters"), "{error}");
+    talk.send(name(2)).await;
+    let done = talk.until("response.done").await.pop().unwrap();
+    assert_ne!(done["response"]["status"], "failed", "{done}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_in_any_state_leaves_nothing() {
     let site = with(|config| config.server.realtime.max_sessions = 2).await;
     for state in 0..6 {
