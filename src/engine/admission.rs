@@ -198,7 +198,7 @@ impl Admissions {
         }
         state.excuse(now);
         let slo = if sounds { options.slo } else { Slo::BestEffort };
-        let asked = Asked { tenant: options.tenant, slo, steady, chat };
+        let asked = Asked { tenant: options.tenant, slo, steady, chat, charged: options.charged };
         let answer = state.core.ask(&asked, now);
         let capacity = state.core.capacity();
         let (mut yielded, place) = (None, Arc::<Place>::default());

@@ -232,6 +232,8 @@ pub struct RequestOptions {
     /// How long the request may take, whatever has come by then; `None`: the config's `limits.request_timeout`, and
     /// twice what its client hears.
     pub life: Option<Duration>,
+    /// Whether the tenant was charged for it before: it was refused, not for [`LaterReason::OwnRate`], and asks again.
+    pub charged: bool,
 }
 
 /// Text to speak verbatim.

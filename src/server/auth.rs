@@ -1,6 +1,7 @@
 //! Lets a request in, or refuses it. `origin` says to which names and from which pages, `keys` whose it is; the table in
 //! `routes` says which routes answer without a key, and which scope the others need.
 
+use super::body::discard;
 use super::error::ApiError;
 use super::keys::{Holder, key};
 use super::origin::Guest;
@@ -57,7 +58,7 @@ impl Asked {
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub tenant: Tenant,
-    /// Has a key, or the server has none.
+    /// Has a key that is for this, or the server has none.
     pub trusted: bool,
     pub visit: Arc<Visit>,
 }
@@ -83,6 +84,11 @@ impl Caller {
         self.visit.key().map_or(Ok(()), |key| key.begin().and_then(|()| key.may_send(0)).and_then(|()| key.may_speak()))
     }
 
+    /// Whether its key may make speech now.
+    pub fn may_speak(&self) -> Result<(), ApiError> {
+        self.visit.key().map_or(Ok(()), |key| key.may_speak())
+    }
+
     /// A message of a session came; an error once the key may send no more.
     pub fn sent(&self, bytes: usize) -> Result<(), ApiError> {
         let Some(key) = self.visit.key() else { return Ok(()) };
@@ -100,25 +106,31 @@ impl Caller {
 }
 
 /// The middleware. What the table says of the route comes with the request; without that it is [`Asked::NOTHING`].
-pub(super) async fn auth(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(super) async fn auth(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let rules = app.rules.get();
     let guest = match rules.sites.check(request.uri(), request.headers()) {
         Ok(guest) => guest,
-        Err(error) => return error.into_response(),
+        Err(error) => return refused(request, error).await,
     };
     // A browser asks without a key.
     let question = guest.as_ref().and_then(|_| Guest::preflight(request.method(), request.headers()));
     let mut response = match question {
         Some(answer) => answer,
-        None => match admit(&app, &rules, request) {
-            Ok(request) => next.run(request).await,
-            Err(error) => error.into_response(),
+        None => match admit(&app, &rules, &mut request) {
+            Ok(()) => next.run(request).await,
+            Err(error) => refused(request, error).await,
         },
     };
     if let Some(guest) = guest {
         guest.admit(&mut response);
     }
     response
+}
+
+/// The answer to a request that goes no further.
+async fn refused(request: Request, error: ApiError) -> Response {
+    discard(request).await;
+    error.into_response()
 }
 
 /// The middleware of an address that only this machine reaches: names and pages count there too, keys do not.
@@ -133,13 +145,13 @@ pub(super) async fn trust(State(app): State<Arc<App>>, mut request: Request, nex
 }
 
 /// Gives a request that may go on its caller.
-fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiError> {
+fn admit(app: &App, rules: &Rules, request: &mut Request) -> Result<(), ApiError> {
     let asked = request.extensions().get::<Asked>().copied().unwrap_or(Asked::NOTHING);
     // The middleware before this one sets it.
     let visit = request.extensions().get::<Arc<Visit>>().cloned();
     let visit = visit.ok_or_else(|| ApiError::internal("a request without a visit"))?;
     let open = asked.access == Access::Open || (rules.open_lists && matches!(asked.access, Access::List(_)));
-    let (holder, secret) = holder(app, rules, &request, &visit)?;
+    let (holder, secret) = holder(app, rules, request, &visit)?;
     if let Some(secret) = secret {
         request.extensions_mut().insert(secret);
     }
@@ -148,9 +160,15 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
         Some(Holder::Key(key)) => {
             if !open {
                 charge(&key, asked, &visit, request.body().size_hint().lower())?;
-                request = request.map(|body| watched(body, Arc::clone(&key)));
+                let body = std::mem::take(request.body_mut());
+                *request.body_mut() = watched(body, Arc::clone(&key));
             }
-            (key.tenant(), true)
+            // An open list tells a key that is not for it what it tells everyone.
+            let trusted = match asked.access {
+                Access::List(scopes) => scopes.is_empty() || key.has(scopes),
+                _ => true,
+            };
+            (key.tenant(), trusted)
         }
         None if open => (Tenant::default(), false),
         None => {
@@ -159,7 +177,7 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
         }
     };
     request.extensions_mut().insert(Caller { tenant, trusted, visit });
-    Ok(request)
+    Ok(())
 }
 
 /// Whose request it is, if anybody's: with a client secret that of the key that made it.

@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
-use omni_engine::{ResponseStream, Slo, SpeechRequest, SubmitError, TextSource, Usage};
+use omni_engine::{LaterReason, ResponseStream, Slo, SpeechRequest, SubmitError, TextSource, Usage};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -158,7 +158,8 @@ impl Batch<'_> {
         let SpeechCall { request, sound, .. } = call;
         let (caller, sample_rate) = (self.caller.clone(), app.service.info().sample_rate);
         let writer = app.writer(sound)?;
-        let answer = Answer::begin(admitted(app, request, self.deadline).await?, caller, sample_rate).await?;
+        let stream = admitted(app, &caller, request, self.deadline).await?;
+        let answer = Answer::begin(stream, caller, sample_rate).await?;
         drop(recording);
         let seed = answer.seed;
         let Whole { file, held, usage, .. } = whole(app, answer, writer).await?;
@@ -196,20 +197,28 @@ impl Batch<'_> {
 }
 
 /// Waits for a place while there is none: items of a batch must not fail because of each other.
-async fn admitted(app: &App, request: SpeechRequest, deadline: Instant) -> Result<ResponseStream, ApiError> {
-    let SpeechRequest { text, params } = request;
+async fn admitted(
+    app: &App,
+    caller: &Caller,
+    request: SpeechRequest,
+    deadline: Instant,
+) -> Result<ResponseStream, ApiError> {
+    let SpeechRequest { text, mut params } = request;
     let TextSource::Whole(text) = text else { return Err(ApiError::internal("a batch has whole texts")) };
     loop {
+        // What the items before it spoke counts.
+        caller.may_speak()?;
         let request = SpeechRequest { text: TextSource::Whole(text.clone()), params: params.clone() };
-        match app.service.speak(request).await {
+        let (retry_after, charged) = match app.service.speak(request).await {
             Ok(stream) => return Ok(stream),
-            Err(SubmitError::Full { retry_after, .. } | SubmitError::Later { retry_after, .. })
-                if Instant::now() + WAIT.1 < deadline =>
-            {
-                sleep(retry_after.clamp(WAIT.0, WAIT.1)).await;
-            }
+            Err(error) if Instant::now() + WAIT.1 >= deadline => return Err(error.into()),
+            Err(SubmitError::Later { reason: LaterReason::OwnRate(_), retry_after }) => (retry_after, false),
+            Err(SubmitError::Full { retry_after, .. } | SubmitError::Later { retry_after, .. }) => (retry_after, true),
             Err(error) => return Err(error.into()),
-        }
+        };
+        // It is one request, however often it asks.
+        params.options.charged |= charged;
+        sleep(retry_after.clamp(WAIT.0, WAIT.1)).await;
     }
 }
 

@@ -5,15 +5,19 @@ use super::api::{kind, short};
 use super::budget::{Budget, Held};
 use super::error::ApiError;
 use super::state::App;
+use axum::body::HttpBody;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures::StreamExt;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How many bytes beyond the limit the server still reads and drops, so that the client, busy sending, gets to see the
 /// error. Beyond them it closes the connection.
 const DISCARD_LIMIT: usize = 16 << 20;
+/// How long it reads and drops the body of a request that it has refused: anyone may send one, and slowly.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// Most parts of a form: each field once, and some that mean nothing here.
 pub(super) const MAX_PARTS: usize = 16;
@@ -23,7 +27,10 @@ const AT_ONCE: usize = 64 << 10;
 
 /// The body as a JSON object, and its part of the budget, which the caller holds as long as the object.
 pub(super) async fn read_object(app: &App, request: Request) -> Result<(Map<String, Value>, Held), ApiError> {
-    check_content_type(request.headers())?;
+    if let Err(error) = check_content_type(request.headers()) {
+        discard(request).await;
+        return Err(error);
+    }
     let (bytes, held) = read_all(app, request).await?;
     parse_object(bytes, app.json, held).await
 }
@@ -82,6 +89,28 @@ async fn read_bytes(request: Request, limit: usize, budget: &Arc<Budget>) -> Res
         Some(error) => Err(error),
         None => Ok((bytes, held)),
     }
+}
+
+/// Reads and drops the body of a request that was refused by its head, so that the client, busy sending, gets to see
+/// why: not for long, and not more than [`DISCARD_LIMIT`].
+pub(super) async fn discard(request: Request) {
+    let asks_first = request.headers().contains_key(header::EXPECT);
+    let body = request.into_body();
+    // One that asks first sends nothing now.
+    if asks_first || body.size_hint().lower() > DISCARD_LIMIT as u64 {
+        return;
+    }
+    let mut body = body.into_data_stream();
+    let mut left = DISCARD_LIMIT;
+    let dropping = async {
+        while let Some(Ok(piece)) = body.next().await
+            && left > piece.len()
+        {
+            left -= piece.len();
+        }
+    };
+    // It is the client's loss.
+    let _ = tokio::time::timeout(LINGER, dropping).await;
 }
 
 /// JSON only. This keeps pages of other origins out too: a browser sends JSON across origins only after it has asked,

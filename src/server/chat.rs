@@ -40,6 +40,9 @@ pub(super) async fn completions(
     let recording = app.record(call.trace)?;
     let ChatCall { mut request, media, sound, stream, by_modality, include_usage, ignored, trace: _ } = call;
     let speaks = request.output == Output::TextAndAudio;
+    if speaks {
+        caller.may_speak()?;
+    }
     let sample_rate = app.service.info().sample_rate;
     let writer = app.writer(sound)?;
     let Loaded { sources, held: files } = media::load(&app, &media).await?;

@@ -42,7 +42,7 @@ struct Route {
     access: Access,
     /// Who may use methods that change something, where these are others.
     changes: Option<Access>,
-    /// Whether it makes speech.
+    /// Whether it always makes speech.
     speaks: bool,
     handler: MethodRouter<Arc<App>>,
     operations: Vec<Operation>,
@@ -68,6 +68,8 @@ fn routes(app: &App) -> Vec<Route> {
     const VOICES: Access = Access::Scope(&[Scope::Voices, Scope::AllVoices]);
     const NAMES: Access = Access::List(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
     const LIST: Access = Access::List(&[]);
+    /// They make no speech, or their handlers find out whether they do.
+    const SILENT: [&str; 3] = ["/v1/chat/completions", "/v1/realtime/client_secrets", "/v1/realtime/calls/{id}/hangup"];
     const ALL: (&str, &str, &str) = ("aliases", "boolean", "lists OpenAI's names too; false by default");
     const MODEL: (&str, &str, &str) =
         ("model", "string", "of which model, where there are several; the first by default");
@@ -75,7 +77,7 @@ fn routes(app: &App) -> Vec<Route> {
     const DRILL: Access = Access::Scope(&[Scope::Drill]);
     const CLUSTER: Access = Access::Scope(&[Scope::Cluster]);
     let route = |path, access, handler, operations| {
-        let speaks = [SPEAK, CHAT].contains(&access);
+        let speaks = [SPEAK, CHAT].contains(&access) && !SILENT.contains(&path);
         Route { path, access, changes: None, speaks, handler, operations, exists: true }
     };
     let only_if = |exists, route| Route { exists, ..route };

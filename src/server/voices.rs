@@ -101,9 +101,15 @@ pub(super) async fn add(
 ) -> Result<Response, ApiError> {
     let app = app.choose_for_voices(of.model.as_deref()).await?;
     let boundary = boundary(request.headers())?;
-    let (body, _held) = read_all(&app, request).await?;
+    let (body, mut held) = read_all(&app, request).await?;
+    let length = body.len();
+    // Twice while it is read: its parts are copied to a buffer, and from there to where they stay.
+    if !held.take(length) {
+        return Err(held.exhausted());
+    }
     let upload = Upload::read(body, boundary).await?;
     let voice = upload.voice(&app, &caller).await?;
+    held.resize(length); // not more than before
     let added = app.service.add_voice(voice).await.map_err(|error| {
         let error = ApiError::from(error);
         // The engine names the field of speech requests.

@@ -158,6 +158,13 @@ fn a_config_is_read_again_when_it_changes_or_a_hangup_asks_and_a_wrong_one_is_no
     serving.signal("HUP");
     until_logged(&serving, "the new config is wrong; the old one holds");
     assert_eq!(models("sk-second-0123456789").send(&url).status, 200);
+    // A file that is named before it is there.
+    let late = first.replace(&format!("sha256 = \"{}\"", hex(&hash_key(LOUD))), "file = \"late.key\"");
+    assert_ne!(late, first);
+    std::fs::write(&path, late).unwrap();
+    until_logged(&serving, "late.key");
+    std::fs::write(serving.path("late.key"), "sk-late-0123456789ab").unwrap();
+    until(&models("sk-late-0123456789ab"), &url, 200);
     // What needs a restart is told too, and the rest holds.
     std::fs::write(&path, with("sk-fourth-0123456789").replace("max_requests = 4", "max_requests = 5")).unwrap();
     serving.signal("HUP");

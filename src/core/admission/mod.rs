@@ -101,7 +101,9 @@ impl AdmissionCore {
         self.look(now);
         // A refusal costs as much as an answer, so that a tenant cannot ask without end.
         let refused = |(reason, wait): (Reason, Duration)| Refusal { reason, retry_after: wait.min(LONGEST_ADVICE) };
-        self.shares.charge(&asked.tenant, now).map_err(refused)?;
+        if !asked.charged {
+            self.shares.charge(&asked.tenant, now).map_err(refused)?;
+        }
         self.resume(now);
         let places = self.places(asked.slo);
         let held = self.running();

@@ -27,6 +27,8 @@ pub struct Asked {
     pub steady: bool,
     /// Whether the thinker has to answer first: first sounds of chats are another population.
     pub chat: bool,
+    /// Whether the tenant was charged for it before: it was refused, not for [`Reason::OwnRate`], and asks again.
+    pub charged: bool,
 }
 
 /// One admitted request.

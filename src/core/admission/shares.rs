@@ -155,6 +155,8 @@ impl Shares {
     fn see(&mut self, tenant: &Tenant, now: Duration) {
         let rate = rate(tenant);
         let own = self.tenants.entry(tenant.id).or_insert_with(|| State::new(tenant, now));
+        // A config that was read again may give it others.
+        own.weight = tenant.weight;
         own.seen = now;
         own.tokens = (own.tokens + rate / 60.0 * now.saturating_sub(own.refilled).as_secs_f64()).min(rate);
         own.refilled = now;

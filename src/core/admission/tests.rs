@@ -16,7 +16,7 @@ pub(super) fn tenant(number: u8, weight: u32) -> Tenant {
 }
 
 pub(super) fn asked(slo: Slo) -> Asked {
-    Asked { tenant: Tenant::default(), slo, steady: true, chat: false }
+    Asked { tenant: Tenant::default(), slo, steady: true, chat: false, charged: false }
 }
 
 pub(super) fn admission(places: usize, by_deadlines: bool) -> AdmissionCore {
@@ -267,6 +267,41 @@ fn limits_of_a_key_hold_whatever_is_free() {
     let refused = core.enter(&from(limited), ms(0)).unwrap_err();
     assert_eq!((refused.reason, refused.retry_after), (Reason::OwnRate(3), Duration::from_secs(20)));
     assert!(core.enter(&from(limited), ms(20_001)).is_ok());
+}
+
+#[test]
+fn a_request_that_waits_for_a_place_is_charged_once() {
+    let mut core = admission(1, true);
+    let limited = Tenant { requests_per_minute: Some(2), ..tenant(1, 1) };
+    let new = Asked { tenant: limited, ..asked(Slo::BestEffort) };
+    let again = Asked { charged: true, ..new };
+    let other = core.enter(&asked(Slo::BestEffort), ms(0)).unwrap();
+    assert_eq!(core.enter(&new, ms(0)).unwrap_err().reason, Reason::Places);
+    for _ in 0..9 {
+        assert_eq!(core.enter(&again, ms(0)).unwrap_err().reason, Reason::Places);
+    }
+    core.left(other, ms(0));
+    for request in [again, new] {
+        let ticket = core.enter(&request, ms(0)).unwrap();
+        core.left(ticket, ms(0));
+    }
+    assert_eq!(core.enter(&new, ms(0)).unwrap_err().reason, Reason::OwnRate(2));
+}
+
+#[test]
+fn a_tenant_that_comes_with_another_weight_has_the_share_of_that_weight() {
+    let mut core = admission(8, false);
+    let one = Asked { tenant: tenant(1, 1), ..asked(Slo::BestEffort) };
+    let other = |weight| Asked { tenant: tenant(2, weight), ..asked(Slo::BestEffort) };
+    let held: Vec<_> = (0..4).map(|_| core.enter(&one, ms(0)).unwrap()).collect();
+    for _ in 0..4 {
+        core.enter(&other(1), ms(0)).unwrap();
+    }
+    // Each has half of the places; of these three quarters are the other's now.
+    assert_eq!(core.enter(&other(3), ms(0)).unwrap_err().reason, Reason::Places);
+    core.left(held[0], ms(0));
+    assert_eq!(core.enter(&one, ms(0)).unwrap_err().reason, Reason::Share);
+    assert!(core.enter(&other(3), ms(0)).is_ok());
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use super::Site;
 use super::voices::form;
-use omni_actors::config::{AliasesConfig, Config, KeyConfig, ServerConfig, hash_key};
+use omni_actors::config::{AliasesConfig, Config, KeyConfig, Scope, ServerConfig, hash_key};
 use omni_actors::engine::VoiceChoice;
 use omni_actors::server::ReloadError;
 use reqwest::RequestBuilder;
@@ -150,7 +150,9 @@ const LISTS: [&str; 4] = ["/v1/models", "/v1/models/tts-1", "/v1/audio/models", 
 async fn lists_are_open_without_a_key_only_where_the_config_says_so() {
     let keyed = |open| {
         Site::with(|server, _| {
-            server.keys = vec![KeyConfig::new("alice", hash_key("sk-alice"))];
+            let counter = KeyConfig::new("counter", hash_key("sk-counter"));
+            let counter = KeyConfig { scopes: vec![Scope::Metrics], ..counter };
+            server.keys = vec![KeyConfig::new("alice", hash_key("sk-alice")), counter];
             server.access.open_lists = open;
         })
     };
@@ -174,6 +176,10 @@ async fn lists_are_open_without_a_key_only_where_the_config_says_so() {
     assert_eq!((&voices["names"], &voices["uploaded_voices"]), (&json!(["alto", "heart", "Mine"]), &json!([])));
     let known = open.get("/v1/audio/voices").bearer_auth("sk-alice").send().await.unwrap();
     assert_eq!(known.json::<Value>().await.unwrap()["uploaded_voices"][0]["consent"], "agreed");
+    // A key that is not for voices is told what everyone is.
+    let other = open.get("/v1/audio/voices").bearer_auth("sk-counter").send().await.unwrap();
+    assert_eq!(other.json::<Value>().await.unwrap(), voices);
+    assert_eq!(closed.get("/v1/audio/voices").bearer_auth("sk-counter").send().await.unwrap().status(), 403);
 }
 
 #[tokio::test]

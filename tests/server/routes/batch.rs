@@ -3,7 +3,7 @@
 use super::Site;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use omni_actors::engine::{SubmitError, VoiceChoice};
+use omni_actors::engine::{LaterReason, SubmitError, VoiceChoice};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -88,13 +88,26 @@ async fn an_item_that_fails_fails_alone() {
 }
 
 #[tokio::test]
-async fn a_full_server_is_waited_for() {
+async fn a_full_server_is_waited_for_and_an_item_that_waits_is_charged_once() {
     let site = Site::new();
-    site.service.refuse_next(SubmitError::Full { limit: 4, retry_after: Duration::from_millis(1) });
-    let response = site.post(PATH, &json!({"items": [{"input": "One."}]}));
-    speak(&site, 10).await;
-    let answer: Value = response.await.unwrap().json().await.unwrap();
-    assert_eq!(answer["succeeded"], 1);
+    let retry_after = Duration::from_millis(1);
+    let full = SubmitError::Full { limit: 4, retry_after };
+    let later = |reason| SubmitError::Later { reason, retry_after };
+    // One that was over its rate has not been charged.
+    let over = later(LaterReason::OwnRate(9));
+    for (refusals, charged) in
+        [(vec![full, over.clone()], true), (vec![over], false), (vec![later(LaterReason::Share)], true)]
+    {
+        refusals.into_iter().for_each(|refusal| site.service.refuse_next(refusal));
+        let response = site.post(PATH, &json!({"items": [{"input": "One."}]}));
+        let call = site.service.call().await;
+        assert_eq!(call.speech().params.options.charged, charged);
+        call.started().await;
+        call.audio(10).await;
+        call.finish().await;
+        let answer: Value = response.await.unwrap().json().await.unwrap();
+        assert_eq!(answer["succeeded"], 1);
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Admission, time, connections, and the end.
 
 use super::{Site, json};
+use omni_actors::config::{KeyConfig, hash_key};
 use omni_actors::engine::SubmitError;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -53,6 +54,28 @@ async fn a_body_that_does_not_arrive_is_408() {
     let answer = exchange(&site, head.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("did not arrive within 0.2 s"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_while_it_sends_gets_to_see_why() {
+    const LENGTH: usize = 2 << 20;
+    let site = Site::with(|server, _| server.keys = vec![KeyConfig::new("alice", hash_key("sk-alice"))]);
+    let head = |key: &str, more: &str| {
+        format!(
+            "POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n{more}\
+             Connection: close\r\nContent-Length: {LENGTH}\r\n\r\n"
+        )
+    };
+    for (key, more, status) in
+        [("sk-bob", "", 401), ("sk-alice", "Origin: https://other.example\r\n", 403), ("sk-alice", "", 415)]
+    {
+        let request = [head(key, more).into_bytes(), vec![b' '; LENGTH]].concat();
+        let answer = exchange(&site, &request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    }
+    // One that asks before it sends is told at once, and does not send.
+    let answer = exchange(&site, head("sk-bob", "Expect: 100-continue\r\n").as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
 }
 
 #[tokio::test]

@@ -142,6 +142,47 @@ async fn speech_is_counted_and_what_is_over_the_hour_waits() {
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
+    let chat = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let request = site.client.post(site.url("/v1/chat/completions")).bearer_auth(secret("talker")).json(&body);
+        tokio::spawn(async move { request.send().await.unwrap() })
+    };
+    let spoken = chat(json!({"modalities": ["text", "audio"], "audio": {"format": "wav"}}));
+    error(spoken.await.unwrap(), 429, "rate_limit_exceeded").await;
+    // What makes no speech needs none of it.
+    let response = chat(json!({}));
+    let call = site.service.call().await;
+    call.started().await;
+    call.text_delta("Hello.").await;
+    call.finish().await;
+    assert_eq!(response.await.unwrap().status(), 200);
+    for path in ["/v1/realtime/client_secrets", "/v1/realtime/calls/rtc_0/hangup"] {
+        assert_ne!(ask(&site, "talker", Method::POST, path).await.status(), 429, "{path}");
+    }
+    for path in ["/v1/realtime", "/v1/audio/speech/stream"] {
+        assert_eq!(ask(&site, "talker", Method::GET, path).await.status(), 429, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn items_of_a_batch_that_are_over_the_hour_are_not_spoken() {
+    let site = Site::with(|server, limits| {
+        server.keys = vec![KeyConfig { speech_seconds_per_hour: Some(1), ..key("reader") }];
+        // One item after the other.
+        limits.max_requests = 2;
+    });
+    let body = json!({"items": [{"input": "One."}, {"input": "Two."}]});
+    let request = site.client.post(site.url("/v1/audio/speech/batch")).bearer_auth(secret("reader")).json(&body);
+    let response = tokio::spawn(async move { request.send().await.unwrap() });
+    let call = site.service.call().await;
+    call.started().await;
+    call.audio(36_000).await;
+    call.finish().await;
+    let answer: Value = response.await.unwrap().json().await.unwrap();
+    assert_eq!((&answer["results"][0]["status"], &answer["succeeded"]), (&json!("success"), &json!(1)));
+    assert_eq!(answer["results"][1]["code"], "rate_limit_exceeded", "{answer}");
+    assert_eq!(site.service.accepted(), 1);
 }
 
 #[tokio::test]

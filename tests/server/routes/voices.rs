@@ -115,6 +115,19 @@ async fn bad_uploads_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_form_counts_twice_while_it_is_read() {
+    let site = Site::with(|server, _| (server.max_body_bytes, server.max_input_bytes) = (4096, 6000));
+    for (size, status) in [(3500, 503), (2000, 200)] {
+        let sound = vec![0; size];
+        let parts = [GOOD[1], GOOD[2], ("audio_sample", Some("me.wav"), sound.as_slice())];
+        let response = upload(&site, form(&parts)).await;
+        assert_eq!(response.status(), status, "{size} bytes");
+        let answer: Value = response.json().await.unwrap();
+        assert!(status == 200 || answer["error"]["code"] == "too_much_input", "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn what_the_engine_refuses_has_its_own_status() {
     let site = Site::new();
     let audio = VoiceError::Invalid { param: "ref_audio", message: "this is a zip, not an audio file".to_owned() };

@@ -28,7 +28,7 @@ impl World<'_> {
         let options = RequestOptions {
             tenant: Tenant { id: tenant(script), ..Tenant::default() },
             slo: script.deadline.map_or(Slo::BestEffort, Slo::Realtime),
-            life: None,
+            ..RequestOptions::default()
         };
         let chat = matches!(script.kind, RequestKind::Chat | RequestKind::Text);
         let steady = !matches!(script.kind, RequestKind::Pieces(..));
