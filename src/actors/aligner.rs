@@ -200,9 +200,12 @@ impl State {
     fn start(&mut self, myself: &ActorRef<Message>) -> std::io::Result<()> {
         let Some(jobs) = self.jobs.clone() else { return Ok(()) };
         let (setup, generation, myself) = (Arc::clone(&self.setup), self.generation, myself.clone());
-        let (hand, first) = (Arc::clone(&self.hand), self.again.take());
+        // A closure that gets no thread is dropped: the job stays out of it.
+        let first = Arc::new(Mutex::new(self.again.take()));
+        let (hand, slot) = (Arc::clone(&self.hand), Arc::clone(&first));
         let named = std::thread::Builder::new().name("aligner".to_owned());
-        named.spawn(move || {
+        let spawned = named.spawn(move || {
+            let first = lock(&slot).take();
             let working = std::panic::catch_unwind(AssertUnwindSafe(|| work(&setup, &jobs, &hand, first)));
             let told = match working {
                 Ok(()) => Message::Over(generation),
@@ -210,7 +213,11 @@ impl State {
             };
             // An actor that ended needs no news.
             let _ = myself.cast(told);
-        })?;
+        });
+        if let Err(error) = spawned {
+            self.again = lock(&first).take();
+            return Err(error);
+        }
         self.status.send_modify(|status| {
             let again = status.state == StageState::Restarting;
             (status.state, status.restarts) = (StageState::Running, status.restarts + u32::from(again));

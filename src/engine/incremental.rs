@@ -146,6 +146,8 @@ impl Sentence {
                 self.written.push_str(&words);
                 self.text.push(&words)
             }
+            // Of a sentence that ended before its border was known: nothing of it is left for this one.
+            TextStep::Border if self.written.is_empty() => Ok(()),
             TextStep::Border => {
                 self.complete = true;
                 self.text.finish()
@@ -204,4 +206,27 @@ fn parts(relay: &Relay) -> Result<(&TtsPlanner, &TtsVoice), RequestError> {
 
 fn not_speakable(error: TtsPromptError) -> RequestError {
     RequestError::Refused(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use omni_model::checkpoint::Checkpoint;
+    use omni_model::prompt::{Speaker, TtsRequest};
+    use std::path::Path;
+
+    #[test]
+    fn a_border_behind_words_that_another_sentence_took_is_none() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_tts/custom_voice");
+        let prompter = Checkpoint::open(&folder).unwrap().tts_prompter().unwrap();
+        let speaker = Speaker::Named("Vivian");
+        let request = TtsRequest { text: "", language: None, speaker, instruct: None, non_streaming: None };
+        let text = prompter.stream(&request).unwrap();
+        let mut sentence = Sentence { text, written: String::new(), sequence: None, complete: false };
+        sentence.take(TextStep::Border).unwrap();
+        assert!(!sentence.complete && sentence.text.prompt().is_none());
+        sentence.take(TextStep::Words("And this as well.".to_owned())).unwrap();
+        sentence.take(TextStep::Border).unwrap();
+        assert!(sentence.complete && sentence.text.prompt().is_some(), "the next sentence is spoken");
+    }
 }

@@ -84,6 +84,8 @@ struct State {
     excuses: [Vec<Vec<u64>>; StageName::ALL.len()],
     /// What the requests that ended last asked for, the latest last: a stage may still go down because of them.
     ended: VecDeque<(RequestId, Content)>,
+    /// Whether the stages stop: no request goes on any more.
+    closed: bool,
 }
 
 impl State {
@@ -171,6 +173,7 @@ impl Ledger {
             suspects: Default::default(),
             excuses: StageName::ALL.map(|stage| vec![Vec::new(); stages.replicas(stage).len()]),
             ended: VecDeque::new(),
+            closed: false,
         });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (clock, into) = (Clock::system(), OnceLock::new());
@@ -262,6 +265,12 @@ impl Ledger {
         let Arrival { request, at, owed, stages, open, known, follow } = arrival;
         let (content, waiting): (_, Vec<_>) = (open.journal.content(), open.journal.unfinished().collect());
         state.core.accept(request, owed, stages, at);
+        if state.closed {
+            // The next piece of a text, for one: no stage would ever take it, and nothing ends what is too old.
+            state.open.insert(request, open);
+            let effect = state.core.fail(request, Failure::ShuttingDown);
+            return self.carry_out(state, effect.into_iter().collect());
+        }
         waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
         state.open.insert(request, open);
         for payload in known {
@@ -336,9 +345,10 @@ impl Ledger {
         self.metrics.journals(state.open.values().map(|open| open.journal.bytes()).sum());
     }
 
-    /// Ends everything.
+    /// Ends everything, and at once what is opened from now on.
     pub fn shut_down(&self) {
         let mut state = self.lock();
+        state.closed = true;
         let effects = state.core.shut_down();
         self.carry_out(&mut state, effects);
     }

@@ -367,9 +367,9 @@ impl Engine {
     /// Refuses new requests, lets running ones finish for at most `grace`, and stops every stage.
     async fn stop(&self, grace: Duration) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
-            self.shared.ledger.shut_down();
-        }
+        // Whoever is still here when the grace is over is ended, and so is what anybody opens later.
+        let _ = tokio::time::timeout(grace, self.shared.admissions.all_left()).await;
+        self.shared.ledger.shut_down();
         // Downstream first: a stage whose source is gone would take that for a broken edge.
         for stage in self.shared.stages.iter().rev() {
             stage.stop().await;

@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 use crate::assemble::handles;
 use crate::device::DeviceChoice;
+#[cfg(feature = "cuda")]
+use crate::setup::window;
 use crate::threads::background;
 use candle_core::Device;
 use omni_config::{Config, DeviceKind};
@@ -24,9 +26,10 @@ use omni_model::vocoder::Vocoder;
 use omni_telemetry::trace::Recorder;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Embeddings that wait at a talker on a GPU more where prompts have media: those of a few long prompts.
+/// Embeddings that wait at a talker on a GPU besides: those of prompts, a few of them long, and of texts that it is given
+/// again when it has been restarted.
 #[cfg(feature = "cuda")]
-const MEDIA_ROWS: usize = 1 << 15;
+const PROMPT_ROWS: usize = 1 << 15;
 
 /// Where the weights of the towers are.
 const TOWERS: [&str; 2] = ["thinker.audio_tower", "thinker.visual"];
@@ -141,8 +144,11 @@ impl Loading {
                     prefill_chunk: self.config.prefill_chunk(stage, DeviceKind::Cuda) as usize,
                     run_ahead: self.config.run_ahead(stage, DeviceKind::Cuda),
                     kv_memory,
-                    text_embeddings: slots * 256
-                        + if self.checkpoint.stages().contains(&StageName::Encoder) { MEDIA_ROWS } else { 0 },
+                    // Each thinker is ahead by its window, behind a prompt.
+                    text_embeddings: match self.checkpoint.stages().contains(&StageName::Thinker) {
+                        true => slots * window(&self.config, StageName::Thinker) as usize + PROMPT_ROWS,
+                        false => 0,
+                    },
                     async_h2d: self.config.transfer.async_h2d,
                     persistent: self.device.persistent_kernels.then_some(TalkerOptions::PERSISTENT),
                 };

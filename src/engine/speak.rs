@@ -277,19 +277,27 @@ impl Sentences {
         watch: &Watch,
         words: &mut Option<WordTimes>,
     ) -> Result<Option<Item>, RequestError> {
+        // Whether admission believes that its writer keeps it waiting.
+        let mut waits = false;
         loop {
             if let Some(item) = self.waiting.pop_front() {
                 return Ok(Some(item));
             }
             let Some(script) = &mut self.script else { return Ok(None) };
             if let Some(item) = script.next() {
+                if waits {
+                    // What is spoken meanwhile waits for nobody: it must not pause in the middle of a word.
+                    watch.wrote(0);
+                }
                 self.speakers.add(shared, script.voices()).await.map_err(refused)?;
                 return Ok(Some(item));
             }
             let Some(more) = &self.more else { return Ok(None) };
             watch.waits_for_text();
             // No sentence is being made: if the writer pauses, the listener should hear the words so far.
-            let read = match tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await {
+            let written = tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await;
+            waits = written.is_err();
+            let read = match written {
                 Err(_paused) => script.pause(),
                 Ok(Ok(piece)) => {
                     let chars = piece.chars().count();

@@ -2,7 +2,7 @@
 
 use omni_media::hearing;
 use omni_media::mel::MelConfig;
-use omni_media::picture::{Grey16, Picture, decode_animation, decode_picture};
+use omni_media::picture::{Animation, Grey16, Picture, decode_animation, decode_picture};
 use omni_media::size::SizeRule;
 use omni_media::{MediaError, MediaLimits, bicubic};
 use omni_model::frontend::{AudioLimits, decode_audio};
@@ -158,11 +158,9 @@ pub(super) fn execute(
         }
         Job::Pictures(PicturesHead { sight, lengths }) => return pictures(sight, lengths, body, answer),
         Job::Animation(FilmHead { sight, rate }) => {
-            decode_animation(body, f64::from_bits(*rate), &(&sight.limits).into())
-                .and_then(|found| {
-                    let frames = resized(found.frames, &sight.rule())?;
-                    Ok(Answer::Pictures(Pictures { frames, frames_per_second: found.frames_per_second }))
-                })
+            let (rate, rule) = (f64::from_bits(*rate), sight.rule());
+            decode_animation(body, rate, &(&sight.limits).into(), |frame| sized(frame, &rule))
+                .map(|Animation { frames, frames_per_second }| Answer::Pictures(Pictures { frames, frames_per_second }))
                 .map_err(told)
         }
     })
@@ -200,8 +198,11 @@ fn pictures(
 /// # Errors
 /// [`MediaError::Aspect`] for a strip.
 pub(super) fn resized(frames: Vec<Picture>, rule: &SizeRule) -> Result<Vec<Picture>, MediaError> {
-    let one = |frame: Picture| rule.resized(frame.size()).map(|size| bicubic::resize(frame, size));
-    frames.into_iter().map(one).collect()
+    frames.into_iter().map(|frame| sized(frame, rule)).collect()
+}
+
+fn sized(frame: Picture, rule: &SizeRule) -> Result<Picture, MediaError> {
+    rule.resized(frame.size()).map(|size| bicubic::resize(frame, size))
 }
 
 impl SightHead {

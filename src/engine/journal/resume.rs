@@ -11,6 +11,9 @@ use omni_transfer::payload::{Header, Part, Payload};
 
 /// Integers in one payload of a readmission.
 const PIECE: usize = 1 << 16;
+/// Pieces that came one by one and go as one payload, at most: half as many parts as one may have, and bytes.
+const PARTS: usize = 32;
+const PIECE_BYTES: usize = 4 << 20;
 
 impl Journal {
     /// The thinker goes on behind the answer tokens on the log. Where the log holds the whole answer, the new sequence
@@ -131,10 +134,21 @@ impl Journal {
         let log = self.log(edge);
         admission.from.start.consumed = log.acked.min(log.units);
         let from = admission.from.start.input;
-        let mut pieces = Vec::new();
-        let mut seq = 0;
+        let mut pieces: Vec<(u32, u32, Vec<Part>)> = Vec::new();
+        let (mut seq, mut bytes) = (0, 0);
         for (units, part) in &log.kept {
-            pieces.push((seq, *units, part.clone()));
+            bytes += part.bytes();
+            // A token's each: as many payloads as tokens would fill the edge, all requests together.
+            match pieces.last_mut().filter(|(_, _, parts)| parts.len() < PARTS && bytes <= PIECE_BYTES) {
+                Some((_, all, parts)) => {
+                    *all += units;
+                    parts.push(part.clone());
+                }
+                None => {
+                    bytes = part.bytes();
+                    pieces.push((seq, *units, vec![part.clone()]));
+                }
+            }
             seq += units;
         }
         if log.units > 0 && !log.values.is_empty() {
@@ -143,16 +157,16 @@ impl Journal {
             for first in (from..log.units).step_by(per_piece as usize) {
                 let units = per_piece.min(log.units - first);
                 let range = first as usize * width..(first + units) as usize * width;
-                pieces.push((first, units, Part::U32(log.values[range].to_vec())));
+                pieces.push((first, units, vec![Part::U32(log.values[range].to_vec())]));
             }
         }
         let last = pieces.len();
         let mut payloads: Vec<_> = pieces
             .into_iter()
             .enumerate()
-            .map(|(at, (seq, units, part))| {
+            .map(|(at, (seq, units, parts))| {
                 let end = log.ended.filter(|_| at + 1 == last);
-                Payload { header: self.header(edge, attempt, seq, units, end), parts: vec![part], leases: Vec::new() }
+                Payload { header: self.header(edge, attempt, seq, units, end), parts, leases: Vec::new() }
             })
             .collect();
         if payloads.is_empty() && log.ended.is_some() {

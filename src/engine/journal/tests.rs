@@ -288,6 +288,24 @@ fn a_thinker_with_media_samples_its_last_token_again_and_gets_all_embeddings_eac
 }
 
 #[test]
+fn text_that_came_token_by_token_is_given_again_in_few_payloads() {
+    let sequences = vec![thinker(Outputs { tokens: true, speech: true }), talker(), vocoder()];
+    let mut journal = Journal::new(REQUEST, sequences, (GROUPS, 10));
+    for seq in 0..100 {
+        let one = Payload { parts: rows(seq, 1, false).parts, ..payload(Edge::Embeddings, seq, vec![0], 1, false) };
+        journal.record(Edge::Embeddings, one).unwrap().unwrap();
+    }
+    let again = journal.admit(StageName::Talker, UNIT, None).unwrap();
+    let mut next = 0;
+    for payload in &again.input {
+        assert_eq!((payload.header.seq.0, payload.header.units as usize), (next, payload.parts.len()));
+        next += payload.header.units;
+    }
+    // The edge has room for the windows of all requests, and all of them may be admitted at once.
+    assert_eq!((next, again.input.len()), (100, 4));
+}
+
+#[test]
 fn the_journal_keeps_only_what_a_stage_can_still_need() {
     let mut journal = spoken();
     journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 100], 1, true)).unwrap();

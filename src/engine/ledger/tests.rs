@@ -92,6 +92,22 @@ fn a_sequence_that_is_lost_after_its_stage_has_finished_releases_the_stage_befor
     }
 }
 
+#[tokio::test]
+async fn what_is_open_at_a_shutdown_and_what_is_opened_after_it_ends_at_once() {
+    let (ledger, before) = answered();
+    ledger.shut_down();
+    let after = asked(&ledger);
+    assert_eq!(ledger.held(), (0, 0, 0));
+    for mut stream in [before, after] {
+        let mut heard = Vec::new();
+        while let Some(event) = stream.next().await {
+            heard.push(event);
+        }
+        let ended = matches!(heard[..], [Event::Started { .. }, Event::Failed(RequestError::ShuttingDown)]);
+        assert!(ended, "{heard:?}");
+    }
+}
+
 #[test]
 fn a_request_has_talker_and_vocoder_of_one_number_whatever_has_ended() {
     let mut config = Config::default();
