@@ -25,7 +25,7 @@ fn sound_and_pictures_are_taken_or_refused_with_words() {
             Ok(picture) => assert!(picture.size().height * picture.size().width <= 100_000),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
-        if let Err(error) = decode_animation(&bytes, 2.0, &limits) {
+        if let Err(error) = decode_animation(&bytes, 2.0, &limits, Ok) {
             assert!(!error.to_string().is_empty());
         }
         match samples(&bytes, &limits, mel.config()) {

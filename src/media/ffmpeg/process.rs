@@ -6,7 +6,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
 /// Sets the limits and becomes the program: kilobytes of memory, seconds of processor time. No shell reads what a client
@@ -49,7 +49,15 @@ impl Ffmpeg {
         command.stdin(input.open().map_err(|e| MediaError::Video(e.to_string()))?);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|e| absent(e.to_string()))?;
-        let (output, said) = (reader(child.stdout.take(), most + 1), reader(child.stderr.take(), LAST_WORDS));
+        let readers = reader(child.stdout.take(), most + 1)
+            .and_then(|output| Ok((output, reader(child.stderr.take(), LAST_WORDS)?)));
+        let (output, said) = match readers {
+            Ok(readers) => readers,
+            Err(error) => {
+                end(&mut child);
+                return Err(MediaError::Video(format!("no thread reads what it writes ({error})")));
+            }
+        };
         // Both end with the process, or at their limit.
         let written = match output.recv_timeout(self.limits.time) {
             Ok(written) => written,
@@ -97,17 +105,17 @@ impl Ffmpeg {
 }
 
 /// Reads up to `most` bytes on a thread of its own: a program that writes to one pipe must not wait for another.
-fn reader(pipe: Option<impl Read + Send + 'static>, most: u64) -> std::sync::mpsc::Receiver<Vec<u8>> {
+fn reader(pipe: Option<impl Read + Send + 'static>, most: u64) -> std::io::Result<Receiver<Vec<u8>>> {
     let (give, receiver) = channel();
-    thread::spawn(move || {
+    thread::Builder::new().name("film-reader".to_owned()).spawn(move || {
         let mut bytes = Vec::new();
         if let Some(pipe) = pipe {
             // What came before an error counts.
             let _ = pipe.take(most).read_to_end(&mut bytes);
         }
         let _ = give.send(bytes);
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 fn end(child: &mut Child) {

@@ -35,12 +35,19 @@ pub fn is_animated(bytes: &[u8]) -> bool {
 }
 
 /// Decodes an animation and picks frames as a video is sampled: `rate` for a second, an even number of them, at least
-/// two and at most [`MediaLimits::max_frames`], each the one that is shown in the middle of its part of the time.
+/// two and at most [`MediaLimits::max_frames`], each the one that is shown in the middle of its part of the time. Each is
+/// `sized` before the next is decoded: as large as they come, all of them may be more than the memory holds.
 ///
 /// # Errors
 /// [`MediaError::TooMuch`] for more bytes, pixels or seconds than the limits; [`MediaError::NotAPicture`] and
-/// [`MediaError::Damaged`] for what is no whole animation; [`MediaError::Number`] for a rate that is not above 0.
-pub fn decode_animation(bytes: &[u8], rate: f64, limits: &MediaLimits) -> Result<Animation, MediaError> {
+/// [`MediaError::Damaged`] for what is no whole animation; [`MediaError::Number`] for a rate that is not above 0; those of
+/// `sized`.
+pub fn decode_animation(
+    bytes: &[u8],
+    rate: f64,
+    limits: &MediaLimits,
+    sized: impl Fn(Picture) -> Result<Picture, MediaError>,
+) -> Result<Animation, MediaError> {
     limits.check_bytes("video", bytes)?;
     if !(rate > 0.0 && rate.is_finite()) {
         return Err(MediaError::Number { field: "fps", value: rate.to_string(), expected: "a number above 0" });
@@ -69,7 +76,7 @@ pub fn decode_animation(bytes: &[u8], rate: f64, limits: &MediaLimits) -> Result
             if times > 0 {
                 let buffer = frame.map_err(|error| failure(name, error))?.into_buffer();
                 let size = Size { height: buffer.height() as usize, width: buffer.width() as usize };
-                let picture = Picture::new(size, flattened(&buffer));
+                let picture = sized(Picture::new(size, flattened(&buffer)))?;
                 picked.extend(std::iter::repeat_n(picture, times));
             }
         }

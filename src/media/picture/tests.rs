@@ -125,26 +125,35 @@ fn gif(delays: &[u32]) -> Vec<u8> {
 fn an_animation_becomes_the_frames_that_are_shown() {
     let bytes = gif(&[1_500, 500, 10, 1_900]);
     assert!(is_animated(&bytes) && !is_animated(&file("i_28x28.png")));
-    let animation = decode_animation(&bytes, 2.0, &MediaLimits::default()).unwrap();
+    let animation = decode_animation(&bytes, 2.0, &MediaLimits::default(), Ok).unwrap();
     // Four seconds (the frame of 10 ms counts 100): eight frames.
     assert_eq!(animation.frames_per_second, 2.0);
     let greys: Vec<u8> = animation.frames.iter().map(|frame| frame.rgb()[0]).collect();
     assert_eq!(greys, [0, 0, 0, 10, 30, 30, 30, 30]);
-    let few = decode_animation(&bytes, 2.0, &MediaLimits { max_frames: 2, ..MediaLimits::default() }).unwrap();
+    // No more than one frame is there as large as it comes, however many are picked.
+    let sizes = std::cell::RefCell::new(0);
+    let halved = |frame: Picture| {
+        *sizes.borrow_mut() += 1;
+        Ok(Picture::new(Size { height: 1, width: 1 }, frame.rgb()[..3].to_vec()))
+    };
+    let small = decode_animation(&bytes, 2.0, &MediaLimits::default(), halved).unwrap();
+    assert_eq!((small.frames.len(), *sizes.borrow()), (8, 3), "of three frames that are shown");
+    assert!(small.frames.iter().all(|frame| frame.rgb().len() == 3));
+    let few = decode_animation(&bytes, 2.0, &MediaLimits { max_frames: 2, ..MediaLimits::default() }, Ok).unwrap();
     assert_eq!((few.frames.len(), few.frames_per_second), (2, 0.5));
 }
 
 #[test]
 fn animations_beyond_the_limits_and_still_pictures_are_refused() {
     let bytes = gif(&[900; 20]);
-    let refused = |limits: MediaLimits| decode_animation(&bytes, 2.0, &limits).unwrap_err().to_string();
+    let refused = |limits: MediaLimits| decode_animation(&bytes, 2.0, &limits, Ok).unwrap_err().to_string();
     let limits = MediaLimits { max_seconds: 10.0, ..MediaLimits::default() };
     assert_eq!(refused(limits), "the video has 11 seconds, at most 10 are taken (max_seconds)");
     let limits = MediaLimits { max_pixels: 15, ..MediaLimits::default() };
     assert_eq!(refused(limits), "the video has 16 pixels, at most 15 are taken (max_pixels)");
-    let still = decode_animation(&file("i_28x28.png"), 2.0, &MediaLimits::default()).unwrap_err().to_string();
+    let still = decode_animation(&file("i_28x28.png"), 2.0, &MediaLimits::default(), Ok).unwrap_err().to_string();
     assert!(still.contains("it is one picture"), "{still}");
-    assert!(decode_animation(&bytes, f64::NAN, &MediaLimits::default()).is_err());
+    assert!(decode_animation(&bytes, f64::NAN, &MediaLimits::default(), Ok).is_err());
 }
 
 const SEEDS: [&str; 5] =
@@ -168,7 +177,7 @@ proptest! {
         if let Ok(picture) = decode_picture(&bytes, &limits, Grey16::HighByte) {
             prop_assert!(picture.size().height * picture.size().width <= 100_000);
         }
-        if let Ok(animation) = decode_animation(&bytes, 2.0, &limits) {
+        if let Ok(animation) = decode_animation(&bytes, 2.0, &limits, Ok) {
             prop_assert!(animation.frames.len() <= 8);
         }
     }

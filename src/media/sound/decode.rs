@@ -15,6 +15,9 @@ use symphonia::default::{formats, get_codecs};
 /// Packets without a single sample that a stream may have. Real streams have one or two at their start; each of them
 /// costs time that no limit on samples bounds.
 const MAX_EMPTY_PACKETS: usize = 100;
+/// Packets of other tracks for each second that a file may last: some tracks of sound at 50. They say nothing of their
+/// length, and a table may promise any number of them.
+const OTHERS_PER_SECOND: f64 = 400.0;
 /// How much of the promised sound may be missing before a file counts as cut short: containers count the samples that
 /// an encoder put in front and behind differently.
 const SLACK_SECONDS: f64 = 0.1;
@@ -41,12 +44,17 @@ fn decode_checked(container: Container, bytes: &[u8], limits: &AudioLimits) -> R
         mono.set_rate(rate)?;
         mono.expect(promised.unwrap_or(0))?;
     }
-    let mut empty = 0;
+    let (mut empty, mut others) = (0, 0.0);
     while let Some(packet) = next_packet(reader.as_mut()).map_err(damaged)? {
-        let before = mono.pcm.len();
-        if packet.track_id == id {
-            take(decoder.as_mut(), &packet, &mut mono)?;
+        if packet.track_id != id {
+            others += 1.0;
+            if others > OTHERS_PER_SECOND * (1.0 + limits.max_seconds) {
+                return Err(mono.damaged("its other tracks have more packets than such a length takes"));
+            }
+            continue;
         }
+        let before = mono.pcm.len();
+        take(decoder.as_mut(), &packet, &mut mono)?;
         empty += usize::from(mono.pcm.len() == before);
         if empty > MAX_EMPTY_PACKETS {
             return Err(mono.damaged("it consists of packets without sound"));
