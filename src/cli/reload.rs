@@ -36,6 +36,8 @@ pub(super) struct Watch {
     /// How the files looked when they were read, and at the last look.
     read: Vec<Look>,
     seen: Vec<Look>,
+    /// Why the config that is there does not hold. It may name a file that is still to come, which nobody watches.
+    wrong: Option<String>,
 }
 
 impl Watch {
@@ -49,7 +51,7 @@ impl Watch {
         let files = files(&args, &args.resolve()?);
         let (text, read) = (text(args.config()), looks(&files));
         let config = args.resolve()?;
-        let mut watch = Watch { args, text, files, seen: read.clone(), read };
+        let mut watch = Watch { args, text, files, seen: read.clone(), read, wrong: None };
         watch.take(&config);
         Ok((config, watch))
     }
@@ -67,7 +69,7 @@ impl Watch {
             // Reads files, which may take long, or for ever.
             let looked = tokio::task::spawn_blocking(move || {
                 if asked || self.has_changed() {
-                    self.reload(&server);
+                    self.reload(&server, asked);
                 }
                 self
             });
@@ -82,24 +84,22 @@ impl Watch {
         let seen = looks(&self.files);
         let rests = seen == self.seen;
         self.seen = seen;
-        rests && self.seen != self.read
+        rests && (self.seen != self.read || self.wrong.is_some())
     }
 
-    fn reload(&mut self, server: &Reloader) {
+    fn reload(&mut self, server: &Reloader, asked: bool) {
         // Looked at before they are read: what changes meanwhile is read again.
         self.read = looks(&self.files);
         self.seen.clone_from(&self.read);
         let text = text(self.args.config());
         let config = match self.args.resolve() {
             Ok(config) => config,
-            Err(wrong) => {
-                let wrong = wrong.to_string().replace('\n', "; ");
-                return error!(wrong, "the new config is wrong; the old one holds");
-            }
+            Err(wrong) => return self.refuse(wrong.to_string().replace('\n', "; "), asked),
         };
         if let Err(wrong) = server.apply(&config) {
-            return error!(%wrong, "the new config is wrong; the old one holds");
+            return self.refuse(wrong.to_string(), asked);
         }
+        self.wrong = None;
         let (now, later): (Vec<_>, Vec<_>) =
             changed(&self.text, &text).into_iter().partition(|key| RELOADED.iter().any(|known| key.starts_with(known)));
         info!(changed = now.join(", "), keys = config.server.keys.len(), "config reloaded");
@@ -108,6 +108,14 @@ impl Watch {
         }
         self.text = text;
         self.take(&config);
+    }
+
+    /// The old config holds. What is wrong is told once, and whenever it is asked for.
+    fn refuse(&mut self, wrong: String, asked: bool) {
+        if asked || self.wrong.as_ref() != Some(&wrong) {
+            error!(wrong, "the new config is wrong; the old one holds");
+        }
+        self.wrong = Some(wrong);
     }
 
     /// Watches the files of this config from now on. One that was not named before was read unseen: it is read again.
