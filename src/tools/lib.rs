@@ -13,7 +13,7 @@
 //! | [`local`] | an engine, or a whole server, inside this process |
 //! | `network` | with the feature `cluster`: a network of this machine that can be broken, for drills and tests |
 //! | `realtime` | a session of `WS /v1/realtime` as its client has it |
-//! | [`exit`], [`signals`], [`out`] | exit codes; Ctrl-C and SIGTERM; what is printed |
+//! | [`exit`], [`signals`], [`mod@out`] | exit codes; Ctrl-C and SIGTERM; what is printed |
 //!
 //! A command's arguments are what the user typed; each command turns them into what they mean before it begins.
 
