@@ -2,6 +2,7 @@
 
 use super::session::ClusterError;
 use bytes::Bytes;
+use std::time::Duration;
 use zenoh::query::{Query, Reply};
 use zenoh::{Session, Wait};
 
@@ -59,7 +60,6 @@ impl Asked {
 }
 
 /// Where questions of Zenoh's receiving thread wait for one who answers them.
-#[derive(Clone)]
 pub(super) struct Questions {
     tell: flume::Sender<Asked>,
     asked: flume::Receiver<Asked>,
@@ -109,7 +109,7 @@ pub(super) async fn ask(
     session: &Session,
     key: &str,
     payload: Bytes,
-    patience: std::time::Duration,
+    patience: Duration,
 ) -> Result<Bytes, ClusterError> {
     let answers = session.get(key).payload(payload).timeout(patience).await?;
     match answers.recv_async().await {

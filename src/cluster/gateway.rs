@@ -74,7 +74,7 @@ impl Gateway {
                         if let Some(offer) = offer(&session, &node, coming, &present).await
                             && let Some(present) = present.upgrade()
                         {
-                            locked(&present).tell(&tell, Change::Joined(node.clone(), offer), (&node, coming));
+                            locked(&present).joined(&tell, node, coming, offer);
                         }
                     });
                 }
@@ -173,10 +173,10 @@ impl Present {
         self.nodes.get(node) == Some(&coming)
     }
 
-    /// Tells a change of a node that has not left since, in the order in which they come and go.
-    fn tell(&self, tell: &flume::Sender<Change>, change: Change, (node, coming): (&str, u64)) {
-        if self.is_here(node, coming) && tell.try_send(change).is_err() {
-            tracing::warn!(node, "more nodes come and go than can be told; this one is not used");
+    /// Tells what a node offers that has not left since.
+    fn joined(&self, tell: &flume::Sender<Change>, node: String, coming: u64, offer: Bytes) {
+        if self.is_here(&node, coming) && tell.try_send(Change::Joined(node, offer)).is_err() {
+            tracing::warn!("more nodes come and go than can be told; one that has joined is not used");
         }
     }
 
@@ -224,15 +224,16 @@ mod tests {
         assert_eq!(present.comes("node"), None, "it is here");
         present.goes(&tell, "node".to_owned());
         let second = present.comes("node").unwrap();
-        let joined = || Change::Joined("node".to_owned(), Bytes::new());
+        let joined = |present: &Present, coming| present.joined(&tell, "node".to_owned(), coming, Bytes::new());
         // The answer to the question of its first coming.
         assert!(!present.is_here("node", first));
-        present.tell(&tell, joined(), ("node", first));
-        present.tell(&tell, joined(), ("node", second));
+        joined(&present, first);
+        joined(&present, second);
         present.goes(&tell, "node".to_owned());
         present.goes(&tell, "node".to_owned());
-        present.tell(&tell, joined(), ("node", second));
+        joined(&present, second);
         let left = || Change::Left("node".to_owned());
-        assert_eq!(told.drain().collect::<Vec<_>>(), [left(), joined(), left()]);
+        let came = Change::Joined("node".to_owned(), Bytes::new());
+        assert_eq!(told.drain().collect::<Vec<_>>(), [left(), came, left()]);
     }
 }

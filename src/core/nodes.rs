@@ -101,9 +101,14 @@ impl Member {
         self.kept.is_some_and(|until| until > now)
     }
 
+    /// Whether a replica is on it.
+    fn is_used(&self) -> bool {
+        self.used.iter().flatten().any(|its| its.linked)
+    }
+
     /// Whether this gateway has a share of it, which is good for all of its stages.
     fn has_a_share(&self, now: Duration) -> bool {
-        self.used.iter().flatten().any(|its| its.linked) || self.keeps_a_share(now)
+        self.is_used() || self.keeps_a_share(now)
     }
 
     /// Whether it runs a stage, and nothing is against it that lasts.
@@ -210,7 +215,8 @@ impl Nodes {
 
     /// A node for one more replica of a stage: of those that may be used and are not used for it yet, one that has
     /// refused least often, then one that keeps a share, then one that is used for the fewest stages, then the first in
-    /// this gateway's order. A gateway that has or asks as many as it may have, of those that could run the stage, gets one that it has.
+    /// this gateway's order. A gateway that has or asks as many as it may have, of those that could run the stage, gets
+    /// one that it has.
     pub fn take(&mut self, stage: StageName, replica: u8, now: Duration) -> Option<Ticket> {
         let at = stage as usize;
         for member in self.members.values_mut() {

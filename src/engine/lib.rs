@@ -367,7 +367,7 @@ impl Engine {
     /// Refuses new requests, lets running ones finish for at most `grace`, and stops every stage.
     async fn stop(&self, grace: Duration) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        // Whoever is still here when the grace is over is ended, and so is what anybody opens later.
+        // Requests that are open when the grace is over end, and so do those that are opened later.
         let _ = tokio::time::timeout(grace, self.shared.admissions.all_left()).await;
         self.shared.ledger.shut_down();
         // Downstream first: a stage whose source is gone would take that for a broken edge.

@@ -68,8 +68,6 @@ fn routes(app: &App) -> Vec<Route> {
     const VOICES: Access = Access::Scope(&[Scope::Voices, Scope::AllVoices]);
     const NAMES: Access = Access::List(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
     const LIST: Access = Access::List(&[]);
-    /// They make no speech, or their handlers find out whether they do.
-    const SILENT: [&str; 3] = ["/v1/chat/completions", "/v1/realtime/client_secrets", "/v1/realtime/calls/{id}/hangup"];
     const ALL: (&str, &str, &str) = ("aliases", "boolean", "lists OpenAI's names too; false by default");
     const MODEL: (&str, &str, &str) =
         ("model", "string", "of which model, where there are several; the first by default");
@@ -77,10 +75,12 @@ fn routes(app: &App) -> Vec<Route> {
     const DRILL: Access = Access::Scope(&[Scope::Drill]);
     const CLUSTER: Access = Access::Scope(&[Scope::Cluster]);
     let route = |path, access, handler, operations| {
-        let speaks = [SPEAK, CHAT].contains(&access) && !SILENT.contains(&path);
+        let speaks = [SPEAK, CHAT].contains(&access);
         Route { path, access, changes: None, speaks, handler, operations, exists: true }
     };
     let only_if = |exists, route| Route { exists, ..route };
+    // It makes no speech, or its handler finds out whether it does.
+    let silent = |route| Route { speaks: false, ..route };
     let changed_by = |access, route| Route { changes: Some(access), ..route };
     let (traces, drill) = (app.traces.is_some(), app.service.faults().is_some());
     vec![
@@ -241,7 +241,7 @@ fn routes(app: &App) -> Vec<Route> {
                     .answers::<SpeechEvent<'_>>(EVENTS),
             ],
         ),
-        route(
+        silent(route(
             "/v1/chat/completions",
             CHAT,
             post(chat::completions),
@@ -253,7 +253,7 @@ fn routes(app: &App) -> Vec<Route> {
                     .answers::<Completion<'_>>(JSON)
                     .answers::<ChatEvent<'_>>(EVENTS),
             ],
-        ),
+        )),
         route(
             "/v1/realtime",
             CHAT,
@@ -265,7 +265,7 @@ fn routes(app: &App) -> Vec<Route> {
                     .talks::<RealtimeClientEvent, RealtimeServerEvent>(),
             ],
         ),
-        route(
+        silent(route(
             "/v1/realtime/client_secrets",
             CHAT,
             post(realtime::make_client_secret),
@@ -274,7 +274,7 @@ fn routes(app: &App) -> Vec<Route> {
                     .takes::<NewClientSecret>(JSON)
                     .answers::<ClientSecret>(JSON),
             ],
-        ),
+        )),
         route(
             "/v1/realtime/calls",
             CHAT,
@@ -290,12 +290,12 @@ fn routes(app: &App) -> Vec<Route> {
                 .answers_file("application/sdp"),
             ],
         ),
-        route(
+        silent(route(
             "/v1/realtime/calls/{id}/hangup",
             CHAT,
             post(realtime::hang_up),
             vec![Operation::new("post", "ends a call")],
-        ),
+        )),
         only_if(
             traces,
             route(

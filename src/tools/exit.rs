@@ -8,13 +8,16 @@ use omni_model::LoadError;
 use std::process::ExitCode;
 
 /// The command failed after it had begun its work.
-const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 /// Nothing was begun: the command line, the config or the checkpoint is wrong.
 const USAGE: u8 = 2;
 /// A stage of a server that served was given up: another process may do better.
 const GIVEN_UP: u8 = 3;
 /// 128 + SIGINT, as shells count.
 pub(crate) const INTERRUPTED: u8 = 130;
+
+/// 128 + SIGPIPE, as shells count: who reads standard output has read enough.
+pub(crate) const READ_ENOUGH: u8 = 141;
 
 /// The command line contradicts itself or the config; clap catches the rest.
 #[derive(Debug, thiserror::Error)]

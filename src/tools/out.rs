@@ -1,11 +1,8 @@
 //! What a command prints on standard output. A reader that has read enough (`| head`) ends the program, as it ends others.
 
+use crate::exit::{FAILED, READ_ENOUGH};
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
-
-/// 128 + SIGPIPE, as shells count.
-const READ_ENOUGH: i32 = 141;
-const FAILED: i32 = 1;
 
 /// For [`crate::out!`].
 #[expect(clippy::disallowed_methods, reason = "what is under way is for the reader who is gone")]
@@ -19,7 +16,7 @@ pub fn print(text: Arguments<'_>) {
         }
     };
     omni_telemetry::flush_logs();
-    std::process::exit(code)
+    std::process::exit(code.into())
 }
 
 /// `print!` for a reader that may go.

@@ -9,6 +9,8 @@ mod decode;
 mod drain;
 mod films;
 mod give_up;
+#[cfg(feature = "cluster")]
+mod joining;
 mod kept;
 mod logs;
 mod managed;

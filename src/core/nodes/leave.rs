@@ -85,8 +85,7 @@ impl Nodes {
 
     /// Whether a replica is on one of these nodes.
     pub fn uses(&self, nodes: &[NodeId]) -> bool {
-        let its = nodes.iter().filter_map(|id| self.members.get(id));
-        its.flat_map(|member| member.used.iter().flatten()).any(|its| its.linked)
+        nodes.iter().filter_map(|id| self.members.get(id)).any(Member::is_used)
     }
 
     /// Whether a node could run a stage as the others of it do.
@@ -103,9 +102,8 @@ impl Member {
 
     /// Whether this gateway has a share of it that lasts, and the node says nothing against the stage.
     fn is_sure(&self, stage: StageName, now: Duration) -> bool {
-        let linked = self.used.iter().flatten().any(|its| its.linked);
         let open = self.bars[stage as usize].as_ref().is_none_or(|bar| !bar.holds(now));
-        linked && open || self.keeps_a_share(now + LASTS)
+        self.is_used() && open || self.keeps_a_share(now + LASTS)
     }
 }
 

@@ -85,6 +85,13 @@ fn the_same_script_gives_the_same_ids_and_seeds() {
     assert!(seeds.iter().all(|seed| *seed < 1 << 53));
 }
 
+/// Cuts the first answer of a conversation that one message began.
+fn truncate(index: u64, ms: u64) -> Value {
+    json!({
+        "type": "conversation.item.truncate", "item_id": "item_2", "content_index": index, "audio_end_ms": ms,
+    })
+}
+
 #[test]
 fn what_was_not_heard_is_not_in_the_next_prompt() {
     let mut played = Played::new();
@@ -93,15 +100,10 @@ fn what_was_not_heard_is_not_in_the_next_prompt() {
     let job = played.last_job();
     played.speak(job, &["one ", "two ", "three ", "four "], 8);
     played.finish(job);
-    let truncate = |ms: u64| {
-        json!({
-            "type": "conversation.item.truncate", "item_id": "item_2", "content_index": 0, "audio_end_ms": ms,
-        })
-    };
-    let refused = played.send(&truncate(641));
+    let refused = played.send(&truncate(0, 641));
     assert_eq!(refused[0]["error"]["param"], "audio_end_ms");
     assert!(refused[0]["error"]["message"].as_str().unwrap().contains("640 ms"));
-    assert_eq!(types(&played.send(&truncate(320))), ["conversation.item.truncated"]);
+    assert_eq!(types(&played.send(&truncate(0, 320))), ["conversation.item.truncated"]);
     played.send(&message("user", "input_text", "Go on"));
     played.send(&json!({"type": "response.create"}));
     assert_eq!(played.begun[1].turns[1], PromptTurn::text("assistant", "one two "));
@@ -115,11 +117,6 @@ fn a_truncation_that_is_refused_leaves_the_answer_running() {
     played.send(&json!({"type": "response.create"}));
     let job = played.last_job();
     played.speak(job, &["one ", "two "], 2);
-    let truncate = |index: u64, ms: u64| {
-        json!({
-            "type": "conversation.item.truncate", "item_id": "item_2", "content_index": index, "audio_end_ms": ms,
-        })
-    };
     for (index, ms, param) in [(1, 80, "content_index"), (0, 161, "audio_end_ms")] {
         let refused = played.send(&truncate(index, ms));
         assert_eq!(types(&refused), ["error"]);

@@ -11,9 +11,11 @@
 //! | `scenario` | what happens, from a seed |
 //! | `gateway`, `node` | the two sides |
 //! | `world` | the events and the network |
+//! | `faults` | what becomes of those that break |
 //! | `checks` | what must hold, and how even the load is |
 
 mod checks;
+mod faults;
 mod gateway;
 mod node;
 mod scenario;

@@ -21,14 +21,14 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long a node may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 /// When a client that has no gateway asks again.
-const RETRY: Duration = Duration::from_millis(500);
+pub(super) const RETRY: Duration = Duration::from_millis(500);
 /// Behind the last fault: the longest that one lasts, and the time in which everybody has noticed.
 const SETTLED: Duration = Duration::from_secs(20);
 /// How long everything may take: a single slot has eighty answers of up to eight seconds to make.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
 #[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     Request(usize),
     Fault(usize),
     Back(What),
@@ -91,7 +91,7 @@ pub(super) struct World<'a> {
     pub gateways: Vec<Gateway>,
     pub clients: Vec<Client>,
     /// Until when nothing passes between a gateway and a node.
-    cuts: BTreeMap<(usize, usize), Duration>,
+    pub cuts: BTreeMap<(usize, usize), Duration>,
     pub report: Report,
     /// Clients that have heard all.
     done: usize,
@@ -159,7 +159,7 @@ impl<'a> World<'a> {
         Violation { seed: self.scenario.seed, at: self.now, what }
     }
 
-    fn at(&mut self, at: Duration, event: Event) {
+    pub(super) fn at(&mut self, at: Duration, event: Event) {
         self.number += 1;
         self.events.push(At(at.max(self.now), self.number, event));
     }
@@ -310,7 +310,7 @@ impl<'a> World<'a> {
     }
 
     /// Does what a gateway wants.
-    fn carry_out(&mut self, at: usize) {
+    pub(super) fn carry_out(&mut self, at: usize) {
         let life = self.gateways[at].life;
         for out in std::mem::take(&mut self.gateways[at].out) {
             match out {
@@ -362,83 +362,6 @@ impl<'a> World<'a> {
         if end != client.is_done() {
             self.wrong = Some(format!("client {at} hears the end behind {} of {} units", client.heard, client.units));
         }
-    }
-
-    fn breaks(&mut self, what: What) {
-        *self.report.faults.entry(what.name()).or_default() += 1;
-        match what {
-            What::Kills(node, back) | What::Drains(node, back) | What::Retires(node, back) => {
-                if !self.nodes[node].is_up || matches!(what, What::Retires(..)) && !self.may_retire(node) {
-                    return;
-                }
-                let session = self.nodes[node].session;
-                self.nodes[node].ends(self.scenario.settings.shares);
-                if !matches!(what, What::Kills(..)) {
-                    // It says that it leaves, to those that it reaches.
-                    for at in 0..self.gateways.len() {
-                        let cut = self.cuts.get(&(at, node)).is_some_and(|until| *until > self.now);
-                        if self.gateways[at].is_up && self.gateways[at].seen[node].0 == Some(session) && !cut {
-                            self.gateways[at].seen[node].0 = None;
-                            self.gateways[at].leaves(node, session, self.now);
-                            self.carry_out(at);
-                        }
-                    }
-                }
-                self.at(self.now + back, Event::Back(what));
-            }
-            What::Stalls(node, back) => {
-                let its = &mut self.nodes[node];
-                its.stalled_until = its.stalled_until.max(self.now + back);
-            }
-            What::Cuts(node, gateway, back) => {
-                let until = self.cuts.entry((gateway, node)).or_default();
-                *until = (*until).max(self.now + back);
-            }
-            What::KillsGateway(at, back) => {
-                let gateway = &mut self.gateways[at];
-                if !gateway.is_up {
-                    return;
-                }
-                let clients = gateway.clients();
-                (gateway.is_up, gateway.life) = (false, gateway.life + 1);
-                clients.into_iter().for_each(|client| self.at(self.now + RETRY, Event::Request(client)));
-                self.at(self.now + back, Event::Back(what));
-            }
-        }
-    }
-
-    /// Whether all gateways can do without a node, which asks them.
-    fn may_retire(&mut self, node: usize) -> bool {
-        let leaving = [format!("{node}-{}", self.nodes[node].session)];
-        let sees = |gateway: &Gateway| gateway.is_up && gateway.seen[node].0 == Some(self.nodes[node].session);
-        let gateways: Vec<usize> = (0..self.gateways.len()).filter(|at| sees(&self.gateways[*at])).collect();
-        let retires = gateways.iter().all(|at| self.hears(*at, node) && self.spares(*at, &leaving));
-        if !retires {
-            self.report.stay += 1;
-            for at in gateways {
-                if self.hears(at, node) {
-                    self.gateways[at].nodes.stay(&leaving);
-                }
-            }
-        }
-        retires
-    }
-
-    /// Whether a gateway can do without nodes: it asks others to keep a share.
-    fn spares(&mut self, at: usize, leaving: &[NodeId]) -> bool {
-        while let Err(stage) = self.gateways[at].nodes.spare(leaving, self.now) {
-            let homes = self.gateways[at].nodes.homes(stage, leaving, self.now);
-            let (now, name) = (self.now, name(at, self.gateways[at].life));
-            let keeps = |home: &&NodeId| {
-                let (node, session) = index(home);
-                self.hears(at, node)
-                    && self.nodes[node].session == session
-                    && self.nodes[node].shares.keep(&name, now).is_ok()
-            };
-            let Some(home) = homes.iter().find(keeps) else { return false };
-            self.gateways[at].nodes.kept(home, now);
-        }
-        true
     }
 
     /// The offer of a node. Every third of a scenario with strangers has another checkpoint; the first never.
@@ -526,7 +449,7 @@ impl<'a> World<'a> {
 }
 
 /// Which node it is, and which session of it.
-fn index(id: &NodeId) -> (usize, u32) {
+pub(super) fn index(id: &NodeId) -> (usize, u32) {
     let (node, session) = id.split_once('-').unwrap_or_default();
     (node.parse().unwrap_or_default(), session.parse().unwrap_or_default())
 }
